@@ -213,6 +213,7 @@ _HEADS = {
     "Range to a long number": cut(b"9", _GET + b"Range: bytes=0-", b"\r\n\r\n"),
     "Content-Range of a long number": cut(b"9", _GET + b"Content-Range: bytes 0-", b"/*\r\n\r\n"),
     **{f"If-Match of {name}": make for name, make in each(_GET + b"If-Match: ", b"\r\n\r\n").items()},
+    **{f"If-None-Match of {name}": make for name, make in each(_GET + b"If-None-Match: ", b"\r\n\r\n").items()},
     **{f"Content-Range of {name}": make for name, make in each(_GET + b"Content-Range: bytes ", b"\r\n\r\n").items()},
     **{f"a field's name of {name}": make for name, make in each(_GET, b": x\r\n\r\n").items()},
     **{f"a path of {name}": make for name, make in each(b"GET /", b" HTTP/1.1\r\nHost: x\r\n\r\n").items()},
@@ -235,6 +236,7 @@ def parse_request(data: bytes) -> None:
         parse_content_range(head.fields.get("content-range"))
         parse_encoded_range(head.fields.get("content-range"))
         conditions._members(head.fields.get("if-match", ""))
+        conditions._members(head.fields.get("if-none-match", ""))
         http_errors.answer(MethodNotAllowed(head.method, ("GET",)), "unix")
 
 

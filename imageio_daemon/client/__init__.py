@@ -5,8 +5,8 @@
 
     upload("disk.qcow2", "https://host:54322/images/TICKET", settings=Settings(cafile="ca.pem"))
 
-Functions are synchronous; a coroutine calls them with asyncio.to_thread(). Offsets and sizes are in bytes. Errors are
-raised as ClientError, whose text is one line for the user.
+Functions block; a coroutine calls them with asyncio.to_thread(). Offsets and sizes are in bytes. Functions raise
+ClientError, whose text is one line for the user.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from .api import (
     download,
     extents,
     info,
-    open,  # noqa: A004 - as that of files
+    open,  # noqa: A004 - named as that of files
     upload,
 )
 from .errors import (

@@ -45,9 +45,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Info:
-    """What is known of an image without reading its data. Sizes are in bytes. `None`: not known.
+    """What is known of an image without reading its data. Sizes are in bytes, and None if they are not known.
 
-    data, zero: bytes of data and of extents that read as zeros. local: the server is reached by its unix socket.
+    `data` and `zero` are the bytes of data, and of extents that read as zeros. `local` tells whether the client reaches
+    the server by its unix socket.
     """
 
     size: int
@@ -80,25 +81,28 @@ def upload(
     shared: bool = False,
     progress: Report | None = None,
 ) -> Uploaded:
-    """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
+    """Make the image at `url` read as `source`, on stable storage. Bytes of the image after source's end stay.
 
-    source: a file or block device, an image on Ceph (rbd:POOL/IMAGE), an export of an NBD server (nbd://HOST/NAME and
-    the other URIs of NBD), a file of any web server (https://…), which is read in order, or a binary stream. format:
-    `raw`, or any that qemu knows; None: what the suffix of the name says, or else raw after a check that it does not
-    look like anything else. decompress: `gz`, `xz`, `zstd` or `bz2`; None: what the suffix of the name says, if there
-    is no format. member: the member of a tar archive, such as an OVA, to upload. size: bytes of a stream, or of what is
-    decompressed; None: what compressed data tells, or a file that is read twice. expect: `sha256:HEX` or the like, the
-    digest of the file as it was published, which is compared before the image is verified.
+    `source` is a file or block device, an image on Ceph (rbd:POOL/IMAGE), an export of an NBD server (nbd://HOST/NAME
+    and the other URIs of NBD), a file of any web server (https://…), which is read in order, or a binary stream.
+    `format` is `raw`, or any that qemu knows. By default it is what the suffix of the name says, or else raw after a
+    check that the source does not look like anything else. `decompress` is `gz`, `xz`, `zstd` or `bz2`; by default what
+    the suffix of the name says, unless a format is given. `member` is the member of a tar archive, such as an OVA, to
+    upload. `size` is the number of bytes of a stream, or of decompressed data; by default it comes from the header of
+    the compressed data, or a compressed file is read twice. `expect` is the published digest of the file, such as
+    `sha256:HEX`. It is compared before the image is verified.
 
-    What an interrupted upload has left on stable storage is not sent again: the server tells it, or, for another ticket
-    of the same image and where the server cannot, files of this user, or in the directory `state`; False: nobody. What
-    they tell is compared with the target. restart: send all.
-    update: send only what differs from what the target has, by the digests of both sides, whatever it is, and verify.
-    compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
-    flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
-    the storage of the target is too small. wire_compression: send data compressed to servers that take it, never over
-    a unix socket: `auto`, where that is faster, `always` or `never`. shared: other programs may write to the source
-    meanwhile; otherwise it is locked, and refused if one does. progress: called every 0.1 s.
+    Bytes that an interrupted upload has put on stable storage are not sent again. The server tells which these are. If
+    it cannot, or for another ticket of the same image, a file of this user, or in the directory `state`, has them. They
+    are compared with the target. With `state` False there is no such file. With `restart` all is sent.
+
+    With `update`, only what differs from the target is sent, whatever the target has. The digests of both sides tell
+    what differs, and the result is verified. With `compare_all`, everything that is not sent is compared with the
+    source, instead of a sample. `checkpoint` is the seconds between two flushes. With `verify`, the checksum of the
+    bytes that were read is compared with the server's. With `room_check`, the upload fails before the first byte if the
+    storage of the target is too small. `wire_compression` compresses data for servers that can decompress it, never
+    over a unix socket: `auto` where that is faster, `always` or `never`. With `shared`, other programs may write to the
+    source at the same time. Without, it is locked, and refused if one does. `progress` is called every 0.1 s.
 
     Raises ClientError.
     """
@@ -111,7 +115,7 @@ def upload(
     how, counter = How(format, decompress, member, size, shared, securing(settings), expect), Counter()
     with (
         locked(source, writes=False, shared=shared),
-        ClientSession(url, settings) as session,  # first: an address that is none is told before much is read
+        ClientSession(url, settings) as session,  # first, so that an invalid address fails before much is read
         fetched(source, settings) as given,
         contextlib.closing(open_source(given, how, Opening(counter, progress))) as opened,
     ):
@@ -126,9 +130,9 @@ def upload(
 def disks(
     archive: str | os.PathLike[str], *, decompress: str | None = None, progress: Report | None = None
 ) -> list[str]:
-    """Return the names of the members of a tar archive, such as an OVA, that are disks, in their order.
+    """Return the names of the disks in a tar archive, such as an OVA, in their order.
 
-    decompress: as for upload(). A compressed archive is read to its end. progress: called every 0.1 s meanwhile.
+    `decompress` is as for upload(). A compressed archive is read to its end, and `progress` is called every 0.1 s.
     Raises ClientError.
     """
     return disk_names(Path(archive), How(decompress=decompress), Opening(Counter(), progress))
@@ -151,21 +155,23 @@ def download(
     shared: bool = False,
     progress: Report | None = None,
 ) -> Downloaded:
-    """Make target read as the image at url, on stable storage.
+    """Make `target` read as the image at `url`, on stable storage.
 
-    target: a file, which is replaced when the download is complete; a block device; an existing image on Ceph
-    (rbd:POOL/IMAGE) or export of an NBD server; or a binary stream. format: of a new file: raw, or any that qemu can
-    create; None: what the suffix of its name says, also whether it is compressed, or else raw. compress: the clusters
-    of a qcow2 image. dirty: download only the extents that have changed since the server's checkpoint, into a file or
-    device with an older copy, or into a new qcow2 image to be rebased on such a copy. update: write only what differs
-    from a raw or qcow2 file or a device that exists, by the digests of both sides, and verify. verify: compare the
-    checksum of what was received with the server's. manifest: the file that gets the digests of all blocks, after such
-    a comparison. shared: other programs may use a target that exists meanwhile; otherwise it is locked, and refused if
-    one does. progress: called every 0.1 s.
+    `target` is a file, which is replaced when the download is complete; a block device; an existing image on Ceph
+    (rbd:POOL/IMAGE) or export of an NBD server; or a binary stream. `format` is that of a new file: raw, or any that
+    qemu can create. By default it is what the suffix of its name says, also whether it is compressed, or else raw. With
+    `compress`, the clusters of a qcow2 image are compressed. With `dirty`, only the extents that have changed since the
+    server's checkpoint are downloaded, into a file or device with an older copy, or into a new qcow2 image to be
+    rebased on such a copy. With `update`, only what differs is written to an existing raw or qcow2 file or device. The
+    digests of both sides tell what differs, and the result is verified. With `verify`, the checksum of the received
+    bytes is compared with the server's. `manifest` is the file that then gets the digests of all blocks. With `shared`,
+    other programs may use an existing target at the same time. Without, it is locked, and refused if one does.
+    `progress` is called every 0.1 s.
 
-    An interrupted download of a new raw or qcow2 file leaves NAME.part, and a file of this user, or in the directory
-    `state`, that tells what of it is on stable storage; False: it leaves nothing. The next one compares that with the
-    image, and receives what differs or is not there. restart: receive all. checkpoint: seconds between two flushes.
+    An interrupted download of a new raw or qcow2 file leaves NAME.part. A file of this user, or in the directory
+    `state`, has which ranges of it are on stable storage. The next download compares these with the image, and receives
+    the others and what differs. With `state` False, nothing is left. With `restart`, all is received. `checkpoint` is
+    the seconds between two flushes.
 
     Raises ClientError.
     """
@@ -181,10 +187,10 @@ def download(
         return Download(session, chosen.make(), options, progress).run()
 
 
-def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - as that of files
-    """Open the image at url for reading, and for writing if the ticket allows it; close() it, or use `with`.
+def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - named as that of files
+    """Open the image at `url` for reading, and for writing if the ticket allows it. Close it, or use `with`.
 
-    Several threads may use it: see Image. Raises ClientError.
+    Several threads may use it; see Image. Raises ClientError.
     """
     session = ClientSession(url, settings)
     try:
@@ -195,7 +201,7 @@ def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - a
 
 
 def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:
-    """Return the extents of an image: zero or data, or with the context "dirty", changed or not. Raises ClientError."""
+    """Return the extents of an image: zero or data, or in the context "dirty" changed or not. Raises ClientError."""
     return _ask(url, settings, lambda image, _: image.extents(context))
 
 
@@ -221,9 +227,10 @@ def checksum(
     block_size: int = DEFAULT_BLOCK,
     shared: bool = False,
 ) -> str:
-    """Return the digest of an image, computed by the server of a URL, or here for a file or device.
+    """Return the digest of an image. For a URL, the server computes it; for a file or device, this function does.
 
-    What is hashed: image/blockhash.py. shared: other programs may write to a local image meanwhile, see upload().
+    image/blockhash.py says what is hashed. With `shared`, other programs may write to a local image at the same time,
+    see upload().
     """
     if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
@@ -239,7 +246,7 @@ def checksum(
 
 
 def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:
-    """Open an image and call question in a thread, so that Ctrl-C ends the wait."""
+    """Open an image, and call `question` in a thread, so that Ctrl-C ends the wait."""
     with ClientSession(url, settings) as session:
         (answer,) = workers.run([lambda: question(session.open(), session)], session.stop)
         return answer

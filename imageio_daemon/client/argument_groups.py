@@ -13,20 +13,20 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 MAX_CONNECTIONS = 64
 
-#: A URL in an error of argparse, which quotes what it does not understand.
+#: A URL in an error of argparse, which quotes arguments that it does not understand.
 _URL = re.compile(r"(https?://[^/\s'\"]*)/\S*", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors tell no ticket."""
+    """A parser whose error messages have no ticket ids."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, in which URLs end with their host, and exit."""
+        """Print the message, without what follows the host of URLs, and exit."""
         super().error(_URL.sub(r"\1/…", message))
 
 
 def add_command(commands: Commands, name: str, text: str, examples: str | None = None) -> argparse.ArgumentParser:
-    """Add a command and its group of output."""
+    """Add a command with its options for output."""
     command = commands.add_parser(
         name,
         help=text[0].lower() + text[1:-1],
@@ -77,7 +77,7 @@ def add_server(command: argparse.ArgumentParser) -> None:
 
 
 def add_connections(command: argparse.ArgumentParser) -> None:
-    """Add the options of how fast, and of the end."""
+    """Add the options for connections, and for the end of a transfer."""
     command.add_argument(
         "--connections",
         type=_number(1, MAX_CONNECTIONS),
@@ -111,12 +111,12 @@ def add_format(command: argparse.ArgumentParser) -> None:
 
 
 def add_shared(command: argparse.ArgumentParser) -> None:
-    """Add the option for images in use."""
+    """Add the option for images that other programs use."""
     command.add_argument("--shared", action="store_true", help="even if another program uses the local image")
 
 
 def add_state(command: argparse.ArgumentParser, restart: str) -> "argparse._MutuallyExclusiveGroup":
-    """Add the options of transfers that go on, and return the group of what becomes of earlier ones."""
+    """Add the options for continuing transfers. Return the group of options on earlier transfers."""
     state = command.add_mutually_exclusive_group()
     state.add_argument(
         "--state-dir",

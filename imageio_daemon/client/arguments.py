@@ -21,7 +21,7 @@ from .argument_groups import (
 from .local.formats import COMPRESSIONS
 
 IMAGE_URL = "https://HOST:PORT/images/TICKET"
-#: What people do most, as lines to begin with.
+#: Examples of what people do most.
 EXAMPLES = """\
 examples:
   imageio-client upload --cafile ca.pem disk.qcow2 https://host:54322/images/TICKET

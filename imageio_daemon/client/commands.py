@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that transfer images: each is a function of the options, and of what is shown."""
+"""The commands that transfer images. Each is a function of the options and of the Transfer to show."""
 
 import argparse
 from pathlib import Path
@@ -18,14 +18,14 @@ from .transfer.progress import Progress
 
 
 class ShownTransfer:
-    """The display of a transfer, and the message about what a failed one leaves behind."""
+    """The display of a transfer, and the message about what a failed transfer leaves."""
 
     def __init__(self, options: argparse.Namespace, streams: Streams) -> None:
         self._streams = streams
         self.display: Display = display(options.command, as_json=options.json, quiet=options.quiet)
-        self.incomplete: str | None = None  # what a failed transfer leaves incomplete, if it has transferred bytes
+        self.incomplete: str | None = None  # what is left incomplete if the transfer fails after its first bytes
         self.updates = getattr(options, "update", False)
-        self.new: str | None = None  # what only a complete transfer creates
+        self.new: str | None = None  # the file that only a complete transfer creates
         self._progress = Progress()
         self._shown = False
 
@@ -38,13 +38,13 @@ class ShownTransfer:
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
         """Show the result."""
         self._shown = False
-        self._progress = Progress()  # of the next disk
+        self._progress = Progress()  # for the next disk
         self._streams.wait(waits=True)
         self.display.finish(verb, progress, **details)
         self._streams.wait(waits=False)
 
     def remains(self, error: ClientError | None = None) -> str:
-        """Return the part of an error message that says what is incomplete; "" if nothing is."""
+        """Return the part of an error message that says what is incomplete, or ""."""
         self._streams.wait(waits=True)
         if self._shown:
             self.display.abandon()
@@ -52,7 +52,7 @@ class ShownTransfer:
             durable, total = human(self._progress.durable), human(self._progress.total or 0)
             return f"; {durable} of {total} are on stable storage, the same command continues"
         anew = ": the same command continues" if self.updates else ": start anew"
-        anew = "" if isinstance(error, LocalError) else anew  # that would fail as it did
+        anew = "" if isinstance(error, LocalError) else anew  # a repetition would fail, too
         if self._progress.done and self.new:
             return f"; {self.new} was not made{anew}"
         if self._progress.done and self.incomplete:
@@ -61,7 +61,7 @@ class ShownTransfer:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """Return the settings that the options say."""
+    """Return the settings from the options."""
     return Settings(
         cafile=options.cafile,
         pins=options.pin,
@@ -78,7 +78,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def _state(options: argparse.Namespace) -> bool | str:
-    """Return where what is done is kept, as the library takes it."""
+    """Return the argument `state` of the library's functions."""
     return not options.no_state if options.state_dir is None else str(options.state_dir)
 
 
@@ -91,7 +91,7 @@ def _standard_input() -> BinaryIO:
 
 
 def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
-    """Upload an image, or several of an archive. Raises ClientError, as all of these functions do."""
+    """Upload an image, or several from an archive. Raises ClientError, as all functions here do."""
     if options.all:
         names = api.disks(options.image, decompress=options.decompress, progress=transfer.report)
         if len(names) != len(options.url):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function of the library that copies an image from one server to another."""
+"""The library's function copy(), which copies an image from one server to another."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from .transfer.remote_source import RemoteSource
 from .transfer.transfer_options import Options, Uploaded
 from .transfer.upload import Upload
 
-#: What imageio-client tells of an image, in hexadecimal: BLAKE2b with 32 bytes.
+#: A checksum of imageio-client, in hexadecimal: BLAKE2b with 32 bytes.
 CHECKSUM = "[0-9a-f]{64}"
 
 
@@ -35,13 +35,13 @@ def copy(
     room_check: bool = True,
     progress: Report | None = None,
 ) -> Uploaded:
-    """Make the image at the URL target read as the one at the URL source, on stable storage.
+    """Make the image at the URL `target` read as the one at the URL `source`, on stable storage.
 
-    Data goes through this host's memory, and zeros do not go at all. It is an upload whose source is an image of a
-    server: see upload() for the arguments, and for how it goes on. source_settings: for the server of the source; None:
-    as settings. base: with update, the checksum() of the source as it was when the bitmap of its ticket began: a target
-    that is the same is not compared but for a sample, and what the bitmap marks is sent. Any other target is compared
-    as a whole. Raises ClientError.
+    Data goes through this host's memory; zeros are not transferred. This is an upload whose source is an image of a
+    server: see upload() for the arguments, and for how it continues. `source_settings` is for the server of the source,
+    if it differs from `settings`. `base`, for `update`, is the checksum() that the source had when the bitmap of its
+    ticket began. If the target has this checksum, what the bitmap marks is sent, and only a sample of the rest is
+    compared. Any other target is compared as a whole. Raises ClientError.
     """
     if not (is_url(source) and is_url(target)):
         raise Usage("a copy is from one server to another: upload takes an image of this host, download makes one")
@@ -53,7 +53,7 @@ def copy(
         ClientSession(target, settings) as session,
         ClientSession(source, settings if source_settings is None else source_settings) as origin,
     ):
-        # Opened in a thread, so that Ctrl-C ends the wait.
+        # In a thread, so that Ctrl-C ends the wait.
         (opened,) = workers.run([lambda: RemoteSource(origin)], origin.stop)
         with contextlib.closing(opened):
             options = Options(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The display of a transfer: a bar on a terminal, lines elsewhere, or lines of JSON, and a summary at the end.
 
-Nothing is coloured, so NO_COLOR has nothing to forbid. Why requests are sent again is told by the log.
+There are no colours, so NO_COLOR has no effect. The log has the reasons why requests are sent again.
 """
 
 import json
@@ -13,24 +13,24 @@ from typing import TextIO
 from ..commands.amounts import duration, human
 from .transfer.progress import Phase, Progress
 
-#: Characters of the longest bar, and of the shortest that is worth its place.
+#: Characters of the longest and of the shortest bar.
 WIDTH, LEAST_WIDTH = 30, 5
 DEFAULT_COLUMNS = 80
-#: Columns that stay free: what the terminal shows for Ctrl-C, `^C`, would wrap the line, and so would its last column.
+#: Columns that stay free. `^C`, which the terminal shows for Ctrl-C, would wrap the line, and so would the last column.
 FREE = 3
 #: Control characters that clear the bar before another line (ECMA-48 EL).
 CLEAR_LINE = "\r\033[K"
 #: Seconds between two lines off a terminal, and between two of JSON.
 LINE_INTERVAL = 10.0
 JSON_INTERVAL = 1.0
-#: Seconds in which nothing has moved, until the bar shows why.
+#: Seconds without progress until the bar shows why.
 IDLE = 1.0
-#: Why bytes were neither transferred nor zeroed, by the command.
+#: Why bytes were neither transferred nor zeroed, for each command.
 SKIPPED = {"upload": "already zero", "copy": "already zero", "download": "unchanged"}
 
 
 class Display:
-    """What is shown during and after a transfer. The base class shows nothing."""
+    """The display during and after a transfer. This base class shows nothing."""
 
     def update(self, progress: Progress) -> None:
         """Show the progress."""
@@ -43,9 +43,9 @@ class Display:
 
 
 class Text(Display):
-    """A bar if the stream is a terminal, otherwise a line every LINE_INTERVAL; and a summary.
+    """A bar if the stream is a terminal, otherwise a line every LINE_INTERVAL; and a summary at the end.
 
-    skipped: why bytes were neither transferred nor zeroed.
+    `skipped` says why bytes were neither transferred nor zeroed.
     """
 
     def __init__(self, stream: TextIO, skipped: str = SKIPPED["upload"]) -> None:
@@ -57,7 +57,7 @@ class Text(Display):
     def update(self, progress: Progress) -> None:
         """Draw the bar, or write a line if LINE_INTERVAL has passed.
 
-        Of a transfer that ends early nothing is shown any more: what its requests take back is no step backwards.
+        Show nothing more of a transfer that ends early: its cancelled requests would look like steps backwards.
         """
         if progress.ending:
             return
@@ -69,8 +69,8 @@ class Text(Display):
             print(f"imageio-client: {share(progress):.0%} {text}", file=self._stream, flush=True)
 
     def _draw(self, done: float, *texts: str) -> None:
-        """Draw the first of the texts that fits beside a bar. A line that is wrapped could not be drawn over."""
-        # Each time: windows change. Terminals that do not know their width say 0.
+        """Draw a bar with the first text that fits. A wrapped line could not be drawn over."""
+        # Each time, because windows change. Terminals that do not know their width say 0.
         columns = _columns(self._stream) - FREE
         percent = f"{done:4.0%} "
         fitting = (text for text in texts if len(percent) + len(text) + len("[] ") + LEAST_WIDTH <= columns)
@@ -150,7 +150,7 @@ def display(command: str, *, as_json: bool, quiet: bool) -> Display:
 
 
 def draws(stream: TextIO) -> bool:
-    """Tell whether a line can be drawn over: on terminals, but for those that are too simple (terminfo(5), dumb)."""
+    """Tell whether a line can be drawn over: on a terminal that is not too simple for it (terminfo(5), dumb)."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -170,7 +170,7 @@ def share(progress: Progress) -> float:
 
 
 def texts(progress: Progress, skipped: str) -> list[str]:
-    """Return what is to be told of the progress, in shorter and shorter words. skipped: as Text has it."""
+    """Return texts on the progress, from the longest to the shortest. `skipped` is as for Text."""
     if progress.reason and progress.idle >= IDLE:
         return [f"waiting, {progress.reason}", f"waiting, {progress.retries} retries", "waiting"]
     if progress.phase is not Phase.TRANSFERRING:
@@ -178,14 +178,14 @@ def texts(progress: Progress, skipped: str) -> list[str]:
         return [f"{progress.phase} {human(progress.checked)}" if is_counted else progress.phase]
     amounts = parts(progress, skipped)
     if amounts and not progress.rate and progress.idle < IDLE:
-        return [amounts]  # zeros, or what is read again: data has no rate, and it does not stand still
+        return [amounts]  # only zeros, or bytes that are read again, move now: there is no rate, but progress
     rate = f"{human(progress.rate)}/s"
     left = f", {duration(progress.left)} left" if progress.left is not None else ""
     return [f"{rate}: {amounts}{left}" if amounts else f"{rate}{left}", f"{rate}{left}", rate]
 
 
 def parts(progress: Progress, skipped: str) -> str:
-    """Return the bytes of data, zeros, skipped ranges and those from before as text, without what is none."""
+    """Return the bytes of data, zeros, skipped ranges and an earlier transfer as text, without those that are 0."""
     amounts = [
         (progress.data, "data"),
         (progress.zero, "zeros"),

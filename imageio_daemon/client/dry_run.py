@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option --dry-run of the command: what a transfer would do is printed, and nothing is changed."""
+"""The option --dry-run of the command, which prints what a transfer would do, and changes nothing."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def upload(
     url: str,
     member: str | None,
 ) -> None:
-    """Print what the upload of one image would do. Raises ClientError, also what it would be refused for."""
+    """Print what the upload of one image would do. Raises ClientError, also if the upload would be refused."""
     told = preview_upload(
         source,
         url,

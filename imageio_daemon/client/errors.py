@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of the client, a class for each exit status. A message is one line: what failed, and what to do."""
+"""The errors of the client, with the exit status of each. A message is one line: what failed, and what to do."""
 
 from ..commands.printable import printable
 from ..errors import Error
 
 
 class ClientError(Error):
-    """Base of the client's errors. `status`: the exit status of the command.
+    """The base class of the client's errors. `status` is the exit status of the command.
 
-    The text can be printed wherever a line is expected, whatever the names in it are. `code`: the
-    server's code of the error (docs/images-api.md, errors), if it has told one.
+    The text is one printable line, whatever the names in it are. `code` is the server's code of the error
+    (docs/images-api.md, errors), if there is one.
     """
 
     status: int = 1
@@ -26,7 +26,7 @@ class Usage(ClientError):
 
 
 class Refused(ClientError):
-    """The server refuses the request, so a retry is useless. `http_status`: 4xx."""
+    """The server refuses the request, so a retry is useless. `http_status` is 4xx."""
 
     status = 3
 
@@ -42,9 +42,10 @@ class ServerFailed(ClientError):
 
 
 class Temporary(ServerFailed):
-    """A failure of the server or the connection that may pass: the request can be sent again.
+    """A failure of the server or the connection that may be temporary: the request can be sent again.
 
-    `http_status`: 5xx, 408 or 429; None if there was no answer. `retry_after`: seconds that the server asks to wait.
+    `http_status` is 5xx, 408 or 429, or None without an answer. `retry_after` is the seconds that the server asks to
+    wait.
     """
 
     def __init__(self, message: str, http_status: int | None = None, retry_after: float | None = None) -> None:
@@ -54,19 +55,19 @@ class Temporary(ServerFailed):
 
 
 class NothingListens(Temporary):
-    """Nothing listens at the server's address: the address is wrong, or the server does not run, and may be started."""
+    """Nothing listens at the server's address. The address is wrong, or the server does not run now."""
 
 
 class NoDecoder(Temporary):
-    """The server has no memory to decode a body now: it is sent again without its coding, at once."""
+    """The server has no memory to decode a body now. The body is sent again at once, without coding."""
 
 
 class StorageFailed(ServerFailed):
-    """The server's storage cannot do what it was asked for, and a retry would fail, too, until somebody mends it."""
+    """The server's storage has failed. A retry would fail, too, until somebody mends it."""
 
 
 class NoRoom(StorageFailed):
-    """The storage of the target has no room for the data, as the server told before the first byte or later."""
+    """The storage of the target has no room for the data. The server says so before the first byte or later."""
 
     status = 3
 
@@ -74,14 +75,14 @@ class NoRoom(StorageFailed):
 class FlushFailed(StorageFailed):
     """The server's storage failed to flush: what was written since the last flush may be lost.
 
-    `status`: 3 if it had no room for it.
+    `status` is 3 if the storage had no room.
     """
 
 
 class WritesLost(ServerFailed):
-    """The server was restarted after it had answered writes that no flush has confirmed: they may be lost.
+    """The server was restarted after it had answered writes, and before a flush: they may be lost.
 
-    `ranges`: (offset, length) of what has to be written again, in bytes and in order.
+    `ranges` has the ranges to write again, as (offset, length) in bytes and in order.
     """
 
     def __init__(self, message: str, ranges: list[tuple[int, int]]) -> None:
@@ -102,7 +103,7 @@ class ChecksumMismatch(ClientError):
 
 
 class StateMismatch(ClientError):
-    """There is an earlier upload that cannot be continued, because its source or its target is another one."""
+    """An earlier upload cannot be continued, because its source or its target is another one."""
 
     status = 7
 

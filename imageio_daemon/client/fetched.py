@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that comes over a network, in order, as what opens images knows it."""
+"""A file that comes over a network, in order: the interface for the code that opens images."""
 
 import io
 
 
 class Fetched(io.RawIOBase):
-    """A file that is read once. name: in messages, without secrets. file_name: what its suffixes are those of.
+    """A file that is read once. Reads raise ClientError.
 
-    size: bytes; None: nobody tells it. Reads raise ClientError.
+    `name` is for messages, without secrets. `file_name` is the name with the suffixes. `size` is in bytes, or None if
+    it is not known.
     """
 
     name: str
@@ -19,4 +20,4 @@ class Fetched(io.RawIOBase):
         return True
 
     def stop(self) -> None:
-        """Make a read that waits raise Stopped, and those that follow."""
+        """Make a waiting read, and all later reads, raise Stopped."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of local files that the kernel sends itself, without a copy through memory of the client."""
+"""Ranges of local files that the kernel sends, without a copy through memory of the client."""
 
 import os
 import socket
@@ -8,15 +8,15 @@ from typing import overload
 
 from ..units import KiB
 
-#: Bytes that are read and sent where the kernel does not send: about what a unix socket takes.
+#: Bytes that are read and sent at a time where the kernel cannot send a file: about as many as a unix socket takes.
 PIECE = 256 * KiB
 
 
 class FilePart:
-    """A range of an open file, in the place of its bytes in memory: it has a length, single bytes and slices.
+    """A range of an open file, used like bytes in memory: it has a length, single bytes and slices.
 
-    Offset and length are in bytes. failed: makes what is raised if the file cannot be read at an offset, or ends there:
-    with None.
+    Offset and length are in bytes. `failed` returns the exception to raise if the file cannot be read at an offset, or,
+    with None in place of an error, if it ends there.
     """
 
     __slots__ = ("_failed", "_fd", "_length", "_offset")
@@ -41,7 +41,7 @@ class FilePart:
         return FilePart(self._fd, self._offset + start, max(stop - start, 0), self._failed)
 
     def read(self) -> bytes:
-        """Return all bytes. Raises what `failed` makes."""
+        """Return all bytes. Raises what `failed` returns."""
         data = b""
         while len(data) < self._length:
             offset = self._offset + len(data)
@@ -55,13 +55,13 @@ class FilePart:
         return data
 
     def send(self, sock: socket.socket) -> int:
-        """Send some of the bytes to a socket that takes data, and has no TLS; return how many.
+        """Send some of the bytes to a socket without TLS that has room for data, and return their number.
 
-        Raises what `failed` makes, and OSError for the socket.
+        Raises what `failed` returns, and OSError for the socket.
         """
         try:
             count = os.sendfile(sock.fileno(), self._fd, self._offset, self._length)
-        except OSError:  # an error of the socket comes again, and one of the file has its place then
+        except OSError:  # of socket or file: this call tells which
             return sock.send(self[:PIECE].read())
         if count == 0:
             raise self._failed(self._offset, None)

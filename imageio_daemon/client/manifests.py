@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function of the library that compares an image with a manifest, which download() has written."""
+"""The library's function verify(), which compares an image with a manifest that download() has written."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ def verify(
     image: str | os.PathLike[str],
     *,
     settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002 - as of upload()
+    format: str | None = None,  # noqa: A002 - as in upload()
     shared: bool = False,
 ) -> list[tuple[int, int]]:
-    """Return offset and length of what of an image is not as the manifest has it, in whole blocks; nothing: all is.
+    """Return offset and length of the ranges, in whole blocks, in which an image differs from the manifest.
 
-    image: the URL of an image, whose server computes the digests, or a local one. A server without `checksum_blocks`
-    does not tell where they differ: then it is the whole image. shared: other programs may write to a local image
-    meanwhile, see upload(). Raises ClientError.
+    `image` is local, or the URL of an image, whose server computes the digests. A server without `checksum_blocks` does
+    not tell where they differ; then the range is the whole image. With `shared`, other programs may write to a local
+    image at the same time, see upload(). Raises ClientError.
     """
     if is_url(os.fspath(image)):
         with ClientSession(os.fspath(image), settings) as session:

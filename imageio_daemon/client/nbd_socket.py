@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A unix socket on this host, on which programs find the NBD export of a URL (docs/nbd.md, docs/adr/0059)."""
+"""A unix socket on this host, by which programs use the NBD export of a URL (docs/nbd.md, docs/adr/0059)."""
 
 import contextlib
 import logging
@@ -19,20 +19,20 @@ from .server.session import ClientSession, Settings
 log = logging.getLogger(__name__)
 
 PROTOCOL = "nbd"
-#: Connections of programs that wait until they are accepted.
+#: Most connections of programs that wait for accept(2).
 BACKLOG = 64
 
 
 def serve(url: str, path: str | None, settings: Settings, listening: Callable[[str, str], None]) -> None:
-    """Serve the export on a unix socket until Ctrl-C: each connection to it becomes one to the server.
+    """Serve the export on a unix socket until Ctrl-C. Each connection to the socket gets one to the server.
 
-    path: of the socket, which must not exist; None: one in a new directory. Only this user may connect. listening:
-    called with the URI of the export and the path, when programs can connect. Raises ClientError: the server refuses
-    the ticket, does not serve NBD, or the socket cannot be made.
+    The path of the socket must not exist; by default it is in a new directory. Only this user may connect. `listening`
+    is called with the URI of the export and the path, when programs can connect. Raises ClientError if the server
+    refuses the ticket or does not serve NBD, or if the socket cannot be made.
     """
     with ClientSession(url, settings) as session:
         first = session.open()
-        first.connection.upgrade(session.url.path, PROTOCOL)  # what is refused is told now, and not to each program
+        first.connection.upgrade(session.url.path, PROTOCOL)  # so that a refusal comes now, not for each program
         session.release(first)
         with _listening(path) as (sock, place):
             listening(f"nbd+unix:///?socket={quote(place)}", place)
@@ -47,7 +47,7 @@ def _listening(path: str | None) -> Iterator[tuple[socket.socket, str]]:
         if place is None:
             place = os.path.join(made.enter_context(tempfile.TemporaryDirectory(prefix="imageio-nbd-")), "socket")
         sock = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        mask = os.umask(0o177)  # no other thread makes files now
+        mask = os.umask(0o177)  # for the whole process, but no other thread makes files now
         try:
             sock.bind(place)
             made.callback(Path(place).unlink, missing_ok=True)
@@ -78,7 +78,7 @@ def _accept(session: ClientSession, listening: socket.socket) -> None:
 
 
 def _serve_one(session: ClientSession, client: socket.socket) -> None:
-    """Serve one connection to its end. A failure ends it, which tells the program."""
+    """Serve one connection to its end. A failure ends it, and so the program learns of it."""
     image = session.connect()
     with client:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the library that tell what a transfer would do."""
+"""The library's functions that tell what a transfer would do."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def preview_upload(
     url: str,
     *,
     settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002 - as of upload()
+    format: str | None = None,  # noqa: A002 - as in upload()
     decompress: str | None = None,
     member: str | None = None,
     size: int | None = None,
@@ -35,10 +35,10 @@ def preview_upload(
     room_check: bool = True,
     shared: bool = False,
 ) -> Preview:
-    """Tell what upload() with these arguments would do. Nothing is changed on the server or kept here.
+    """Tell what upload() with these arguments would do. Changes nothing on the server, and keeps nothing here.
 
-    A compressed file that does not tell its size is read once; of a stream the first bytes are. Raises ClientError for
-    what upload() would fail with before it knows image and ticket; later failures are in Preview.refused.
+    Reads a compressed file once if its header has no size, and the first bytes of a stream. Raises ClientError where
+    upload() would fail before it knows image and ticket. Later failures are in Preview.refused.
     """
     if isinstance(source, str) and is_url(source) and not is_url(url):
         raise Usage("the image comes first, then the URL")
@@ -67,7 +67,7 @@ def preview_download(
     dirty: bool = False,
     shared: bool = False,
 ) -> Preview:
-    """Tell what download() with these arguments would do. No file is made, and no image is written to.
+    """Tell what download() with these arguments would do. Makes no file, and writes to no image.
 
     Raises ClientError as preview_upload().
     """

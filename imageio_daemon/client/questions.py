@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that only tell of images, and change none: each is a function of this module."""
+"""The commands that only ask about images. Each is a function of this module."""
 
 import argparse
 import dataclasses
@@ -11,12 +11,12 @@ from .errors import ChecksumMismatch
 from .manifests import verify as verify_manifest
 from .server.session import Settings
 
-#: Most ranges that the message names. All of them are in the output.
+#: Most ranges that the message names. The output has all of them.
 MAX_NAMED = 4
 
 
 def info(options: argparse.Namespace, settings: Settings) -> None:
-    """Print what is known of an image. Raises ClientError, as all of these functions do."""
+    """Print what is known of an image. Raises ClientError, as all functions here do."""
     told = dataclasses.asdict(api.info(options.image, settings=settings, format=options.format))
     told = {name: value for name, value in told.items() if value not in (None, ())}
     if options.json:
@@ -52,13 +52,13 @@ def checksum(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def verify(options: argparse.Namespace, settings: Settings) -> None:
-    """Print which ranges of an image are not as a manifest has them. Raises ChecksumMismatch if there are some."""
+    """Print the ranges in which an image differs from a manifest. Raises ChecksumMismatch if there are any."""
     different = verify_manifest(
         options.manifest, options.image, settings=settings, format=options.format, shared=options.shared
     )
     for start, length in different:
         told = json.dumps({"start": start, "length": length}) if options.json else f"{start:>16} {length:>16}"
-        print(told, flush=True)  # before the message
+        print(told, flush=True)  # before the error message
     if different:
         named = ", ".join(f"{start} to {start + length}" for start, length in different[:MAX_NAMED])
         more = f" and {len(different) - MAX_NAMED} more places" if len(different) > MAX_NAMED else ""

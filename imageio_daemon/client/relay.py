@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between two connected sockets, in both directions at the same time, by one thread."""
+"""Pass bytes between two connected sockets, in both directions at the same time, in one thread."""
 
 import select
 import socket
@@ -8,13 +8,13 @@ from ..net.tls_socket import WANTS_INPUT, WANTS_ROOM, TlsSocket
 from ..units import KiB
 from .server.secure_socket import SecureSocket
 
-#: Bytes of one direction that are on their way at most. A request of nbdcopy has 256 KiB.
+#: Most bytes of one direction that are held at a time. A request of nbdcopy has 256 KiB.
 PIECE = 512 * KiB
 _EVENTS = {WANTS_INPUT: select.POLLIN, WANTS_ROOM: select.POLLOUT}
 
 
 class _End:
-    """A socket that never blocks, with TLS or without."""
+    """A non-blocking socket, with or without TLS."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(0)
@@ -25,7 +25,7 @@ class _End:
         return self._socket.fileno()
 
     def receive(self, view: memoryview) -> int:
-        """Return how many bytes were received, 0 at the end; WANTS_INPUT, WANTS_ROOM: none now."""
+        """Receive bytes. Return their number, 0 at the end, or WANTS_INPUT or WANTS_ROOM if there are none now."""
         if self._tls is not None:
             return self._tls.readinto(view)
         try:
@@ -34,7 +34,7 @@ class _End:
             return WANTS_INPUT
 
     def send(self, view: memoryview) -> int:
-        """Return how many bytes were sent; WANTS_INPUT, WANTS_ROOM: none now."""
+        """Send bytes. Return their number, or WANTS_INPUT or WANTS_ROOM if none can be sent now."""
         if self._tls is not None:
             return self._tls.write(view)
         try:
@@ -44,20 +44,20 @@ class _End:
 
 
 class _Flow:
-    """One direction. received: bytes of the source that were received before."""
+    """One direction. `received` has bytes of the source that were received before."""
 
     def __init__(self, source: _End, sink: _End, received: bytes = b"") -> None:
         self._source = source
         self._sink = sink
         self._memory = memoryview(bytearray(PIECE))
         self._unsent = memoryview(received)
-        #: The source has ended, and all of it was sent.
+        #: Whether the source has ended, and all of it was sent.
         self.ended = False
-        #: What the last step has waited for: descriptor and events.
+        #: The descriptor and the events for which the flow waits after its last step.
         self.waits = (source.fileno(), 0)
 
     def step(self) -> bool:
-        """Receive, or send what was received. Return whether anything has moved."""
+        """Receive bytes, or send received ones. Return whether any were moved."""
         if self._unsent:
             end, count = self._sink, self._sink.send(self._unsent)
         else:
@@ -74,15 +74,15 @@ class _Flow:
 
 
 def relay(one: socket.socket, other: socket.socket, received: bytes = b"") -> None:
-    """Pass bytes on until one side ends. received: what was received from the other before. Raises OSError.
+    """Pass bytes on until one side ends. `received` has earlier bytes of the other side. Raises OSError.
 
-    What a side has sent before its end is passed on. The caller closes both sockets; a shutdown of one, by another
-    thread, ends this.
+    Bytes that a side has sent before its end are passed on. The caller closes both sockets. Another thread can end this
+    by a shutdown of one of them.
     """
     ends = _End(one), _End(other)
     flows = _Flow(ends[0], ends[1]), _Flow(ends[1], ends[0], received)
     while not any(flow.ended for flow in flows):
-        moved = [flow.step() for flow in flows]  # both, so that none waits for the other
+        moved = [flow.step() for flow in flows]  # always both, so that neither waits for the other
         if not any(moved) and not any(flow.ended for flow in flows):
             _wait(flows)
 

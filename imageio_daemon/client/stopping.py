@@ -29,7 +29,7 @@ class Stop:
             call()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Add a function that stop() calls. Must be called before threads start."""
+        """Add a function that stop() calls. Call this before threads start."""
         self._calls.append(function)
 
     @property
@@ -43,7 +43,7 @@ class Stop:
             raise Stopped("stopped")
 
     def sleep(self, seconds: float) -> None:
-        """Wait. Raises Stopped at stop()."""
+        """Wait for some seconds. Raises Stopped at stop()."""
         self._event.wait(seconds)
         self.check()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of tickets that are not in the URL: all users of a host can read the arguments of its processes."""
+"""Ticket ids that are given apart from the URL, because all users of a host can read the arguments of processes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,17 +7,18 @@ from ..units import KiB
 from .errors import LocalError, Usage
 from .server.address import has_ticket, with_ticket
 
-#: The variable of the environment with an id, or several, one a line.
+#: The environment variable with one id, or with several on a line each.
 VARIABLE = "IMAGEIO_TICKET"
 STANDARD_INPUT = "-"
-#: Longest file of tickets, in bytes: 250 of the longest ids.
+#: Most bytes of a file of tickets: room for 250 of the longest ids.
 MAX_FILE = 64 * KiB
 
 
 def complete(urls: Sequence[str], file: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the URLs of images, each with its ticket: those without one get theirs in their order.
+    """Return the URLs of images, each with its ticket. URLs without one get the given ids in their order.
 
-    file: has the ids, one a line; `-`: standard input; None: they are in IMAGEIO_TICKET. Raises Usage, LocalError.
+    The file has an id on each line; `-` is standard input. Without a file, the ids are in IMAGEIO_TICKET. Raises Usage,
+    LocalError.
     """
     lacking = [url for url in urls if not has_ticket(url)]
     if file is None and not lacking:
@@ -42,7 +43,7 @@ def _checked(given: str) -> str:
 
 def _read(file: str) -> str:
     try:
-        # Not sys.stdin: its encoding is that of the locale.
+        # Not sys.stdin, which has the encoding of the locale.
         with open(0 if file == STANDARD_INPUT else file, "rb", closefd=file != STANDARD_INPUT) as source:
             content = source.read(MAX_FILE + 1)
         if len(content) > MAX_FILE:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command imageioctl: what an administrator asks of the daemon on this host, through its control socket."""
+"""The command imageioctl, with which an administrator manages the daemon on this host, by its control socket."""

@@ -12,7 +12,7 @@ from ..image.formats import FORMATS
 from . import certificate, check, events, settings, share, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
-#: A command of the program: it does what the options say, prints the result, and raises ControlError.
+#: A function that carries out a command as its options say, and prints the result. It raises ControlError.
 Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
@@ -32,13 +32,13 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser of commands whose names and options come in any order, as those of other programs do."""
+    """A parser that takes names and options in any order, as other programs do."""
 
     _in_any_order = False
 
     def parse_known_args(self, args: Any, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse as argparse does, which refuses names behind an option if there are some before it."""
-        # Behind -- names may begin with a dash, which only the usual way takes.
+        """Parse the arguments. argparse alone refuses names after an option if there are some before it, too."""
+        # After --, names may begin with a dash, which only argparse's usual way accepts.
         if self._in_any_order or any(action.nargs == argparse.PARSER for action in self._actions) or "--" in args:
             return super().parse_known_args(args, namespace)
         self._in_any_order = True  # argparse calls this method again
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def _command(
     commands: _Commands, name: str, run: Command, text: str, *, changes: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command. changes: it goes on, and has its status, though what it prints cannot be written."""
+    """Add a command. A command that `changes` something does it all, even if its output cannot be written."""
     command = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=text)
     command.set_defaults(run=run, changes=changes)
     common = command.add_argument_group("common")
@@ -125,14 +125,14 @@ def _add_ticket_add(command: argparse.ArgumentParser) -> None:
     allowed = command.add_mutually_exclusive_group()
     allowed.set_defaults(ops="both")
     allowed.add_argument("--read-only", dest="ops", action="store_const", const="read", help="for a download")
-    # Whoever may write may read (docs/images-api.md), so the second name is a wrong one, which scripts have.
+    # A ticket that may write may also read (docs/images-api.md). --write-only is a wrong name, kept for scripts.
     text = "for an upload, and it may read, too"
     allowed.add_argument("--write", "--write-only", dest="ops", action="store_const", const="write", help=text)
     _add_image(command, timeout="5m")
 
 
 def _add_image(command: argparse.ArgumentParser, timeout: str) -> None:
-    """Add what a ticket says, without what it allows. timeout: the default."""
+    """Add the options of a new ticket, except those of what it allows. `timeout` is the default lifetime."""
     command.add_argument("image", metavar="IMAGE", help="path of the image, or its url as tickets have it")
     command.add_argument(
         "--id", metavar="ID", help="the ticket's id, visible in ps; - reads it from standard input (default: random)"

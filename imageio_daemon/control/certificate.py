@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `imageioctl certificate`: a certificate that has signed itself, for a first try."""
+"""The command `imageioctl certificate`, which makes a self-signed certificate for a first try."""
 
 import argparse
 import base64
@@ -21,15 +21,15 @@ from .service import ControlService
 
 #: The files of the service, as [tls] cert_file and key_file have them by default.
 CERT_FILE, KEY_FILE = "cert.pem", "key.pem"
-#: Most characters of a name (RFC 1035 2.3.4), of the common name (RFC 5280, ub-common-name), and most names.
+#: Most characters of a name (RFC 1035 2.3.4) and of the common name (RFC 5280, ub-common-name); most names.
 MAX_NAME, MAX_COMMON_NAME, MAX_NAMES = 253, 64, 64
-#: Seconds for each call of openssl. It makes a key and signs it in a hundredth of one.
+#: Seconds for each call of openssl, which makes and signs a key in 0.01 s.
 OPENSSL_TIMEOUT = 60.0
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def make(options: argparse.Namespace, _: ControlService) -> None:
-    """Write key and certificate, and print what clients need. Raises Usage, and ControlError if a file is there."""
+    """Write key and certificate, and print what clients need. Raises Usage, or ControlError if a file exists."""
     names = [*([options.self_signed] if options.self_signed is not None else []), *options.names]
     if not names:
         raise Usage("which name? --self-signed NAME, as clients know this host")
@@ -55,7 +55,7 @@ def make(options: argparse.Namespace, _: ControlService) -> None:
 
 
 def _advice(error: OSError, directory: Path) -> str:
-    """Return what to do about a directory in which no files can be made; "" if that is not known."""
+    """Return what to do about a directory in which files cannot be made, or "" if that is not known."""
     if not directory.is_dir():
         return f": make it (mkdir -p {shlex.quote(str(directory))}), or name another one (--directory DIR)"
     if isinstance(error, PermissionError):
@@ -64,7 +64,7 @@ def _advice(error: OSError, directory: Path) -> str:
 
 
 def _alternative_names(names: Sequence[str]) -> str:
-    """Return the names as openssl writes subjectAltName. They are checked: the text goes into its configuration."""
+    """Return the names as openssl writes subjectAltName. Checks each: the text goes into openssl's configuration."""
     if len(names) > MAX_NAMES:
         raise Usage(f"more than {MAX_NAMES} names")
     return ",".join(map(_alternative_name, names))
@@ -73,11 +73,11 @@ def _alternative_names(names: Sequence[str]) -> str:
 def _alternative_name(name: str) -> str:
     if len(name) <= MAX_NAME:
         try:
-            if "%" not in name:  # a zone, which may be any text, is of one host
+            if "%" not in name:  # a zone may be any text, and means something on one host only
                 return f"IP:{ipaddress.ip_address(name)}"
         except ValueError:
             labels = name.split(".")
-            # Digits at the end are an address with a mistake, and no domain (RFC 3696, 2).
+            # A name whose last label is a number is a mistyped address, not a domain (RFC 3696, 2).
             if all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdecimal():
                 return f"DNS:{name}"
     raise Usage(f"{output.printable(name[:MAX_NAME])} is neither a host name nor an address")
@@ -86,7 +86,7 @@ def _alternative_name(name: str) -> str:
 def _sign(made: Path, name: str, extension: str, days: int) -> None:
     """Make key.pem and cert.pem.
 
-    The certificate is no authority: a client that trusts it trusts this host and no other (RFC 5280, 4.2.1.9).
+    The certificate is not an authority: a client that trusts it trusts only this host (RFC 5280, 4.2.1.9).
     """
     common_name = name if len(name) <= MAX_COMMON_NAME else "imageio-daemon"
     made.joinpath("request").write_text(
@@ -120,7 +120,7 @@ def _pin(made: Path) -> str:
 def _openssl(directory: Path, *arguments: str) -> bytes:
     try:
         done = subprocess.run(  # noqa: S603 - no shell
-            ["openssl", *arguments],  # noqa: S607 - that of the administrator's PATH
+            ["openssl", *arguments],  # noqa: S607 - found in the administrator's PATH
             check=False,
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -137,7 +137,7 @@ def _openssl(directory: Path, *arguments: str) -> bytes:
 
 
 def _install(made: Path, files: Sequence[Path], group: str) -> None:
-    """Move both files to their places: the certificate for all, the key for the service, which root does not run."""
+    """Move both files to their places. All may read the certificate; the service, which is not root, reads the key."""
     certificate, key = (made / path.name for path in files)
     certificate.chmod(0o644)
     if os.geteuid() == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `imageioctl check`: what the service needs, and whether it serves."""
+"""The command `imageioctl check`: whether the host has what the service needs, and whether the daemon serves."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def _of_host(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the daemon's own checks in a process of their own: they become its user, and need its modules."""
+    """Run the daemon's checks in another process: they change to the daemon's user and import its modules."""
     command = [sys.executable, "-m", "imageio_daemon.checks", options.conf_dir, *options.paths]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)  # noqa: S603 - no shell
     if done.returncode:

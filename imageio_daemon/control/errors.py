@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of imageioctl, a class for each exit status. A message is one line."""
+"""The errors of imageioctl, one class for each exit status. A message is one line."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from ..errors import Error
 
 
 class ControlError(Error):
-    """Base of them, and what has no class of its own. `status`: the exit status of the command."""
+    """The base class, also of errors without a class of their own. `status` is the exit status of the command."""
 
     status: ClassVar[int] = 1
 
@@ -19,12 +19,12 @@ class Usage(ControlError):
 
 
 class NoSuchTicket(ControlError):
-    """There is no ticket of this name or id, or there are several."""
+    """There is no ticket with this name or id, or there are several."""
 
     status = 3
 
 
 class Unreachable(ControlError):
-    """Nothing answers at the control socket, or it is not the daemon."""
+    """Nothing answers at the control socket, or something that is not the daemon."""
 
     status = 4

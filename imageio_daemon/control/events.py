@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `imageioctl events`: who has changed what."""
+"""The command `imageioctl events`, which prints who has changed what."""
 
 import argparse
 import pwd
@@ -10,7 +10,7 @@ from typing import Any
 from . import output
 from .service import ControlService
 
-#: Seconds between two looks with --follow.
+#: Seconds between two requests with --follow.
 INTERVAL = 1.0
 #: Keys that have a place of their own in a line.
 _PLACED = ("number", "time", "event", "uid", "pid", "client")
@@ -39,7 +39,7 @@ def text(event: Mapping[str, Any]) -> str:
 
 
 def _who(event: Mapping[str, Any]) -> str:
-    """Return the user and the process that asked for it, the address of a client of TCP, or the daemon."""
+    """Return who asked for the change: a user and process, the address of a TCP client, or the daemon itself."""
     if "uid" not in event:
         return str(event.get("client", "daemon"))
     try:

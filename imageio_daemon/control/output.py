@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command prints: tables and texts for people, JSON lines for programs."""
+"""Output of the command: tables and texts for people, JSON lines for programs."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from unicodedata import combining, east_asian_width
 from ..commands.printable import printable as printable  # noqa: PLC0414 - what is printed passes here
 from ..commands.printable import quoted as quoted  # noqa: PLC0414
 
-#: Between two columns of a table; where a name was cut; columns that a name has at least.
+#: GAP stands between two columns of a table, CUT where a name was shortened. It keeps LEAST_NAME columns or more.
 GAP, CUT = "  ", "\N{HORIZONTAL ELLIPSIS}"
 LEAST_NAME = 8
 
@@ -27,7 +27,7 @@ def pairs(document: Mapping[str, object]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that standard output is; None: it is none, and lines may be of any length."""
+    """Return the columns of the terminal, or None if standard output is not one, and lines may have any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -39,10 +39,10 @@ def table(
     width: int | None = None,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """Return the lines of a table. The first column and those that `left` names are aligned to the left, others right.
+    """Return the lines of a table. The first column and those in `left` are aligned to the left, others to the right.
 
-    width: columns of the terminal; None: any. If it is too narrow, the columns of `spare` are left out, first ones
-    first, and then the texts of the first column are cut in the middle.
+    If the table is wider than `width`, leave out columns of `spare`, one by one and in their order, until it fits; then
+    shorten the texts of the first column in the middle. None is any width.
     """
     cells = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
     columns = dict(enumerate(zip(*cells, strict=True)))
@@ -70,7 +70,7 @@ def _aligned(column: Sequence[str], *, left: bool) -> list[str]:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many columns: its beginning and its end, where names differ."""
+    """Return the text in at most `most` columns, cut in its middle: names differ at the beginning and at the end."""
     if _width(text) <= most:
         return text
     kept = list(text)

@@ -16,12 +16,12 @@ DEFAULT_SOCKET = "/run/imageio-daemon/sock"
 #: Seconds to wait for an answer. The removal of a ticket waits for at most the largest [control] remove_timeout.
 TIMEOUT = 60.0
 REMOVE_TIMEOUT = 3660.0
-#: Bytes of an error's text that are shown.
+#: Most bytes of an error's text that are shown.
 MAX_REASON = 1000
 
 
 class ControlService:
-    """The control service on a unix socket. Methods block. They raise ControlError, Unreachable, NoSuchTicket."""
+    """The control service on a unix socket. Methods block, and raise ControlError, Unreachable or NoSuchTicket."""
 
     def __init__(self, path: str = DEFAULT_SOCKET) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class ControlService:
     # Tickets
 
     def tickets(self, **only: str) -> list[dict[str, Any]]:
-        """Return the states of all tickets. only: those of a `transfer` by its name, those `in_use="y"`."""
+        """Return the states of all tickets. `transfer` selects those with this name, `in_use="y"` those in use."""
         told: list[dict[str, Any]] = self.get(f"/tickets/?{urllib.parse.urlencode(only)}" if only else "/tickets/")
         return told
 
@@ -56,11 +56,11 @@ class ControlService:
         self.patch(_ticket_path(ticket_id), {"timeout": timeout})
 
     def remove(self, ticket_id: str) -> None:
-        """Remove a ticket; return when no operation uses its image any more. One that does not exist is no error."""
+        """Remove a ticket, and return when no operation uses its image any more. There need not be such a ticket."""
         self._request("DELETE", _ticket_path(ticket_id), timeout=REMOVE_TIMEOUT)
 
     def limit(self, ticket_id: str, rate: int) -> None:
-        """Limit a ticket to so many bytes per second; 0: no limit."""
+        """Limit a ticket to `rate` bytes per second. 0 removes the limit."""
         self.patch(_ticket_path(ticket_id), {"rate": rate})
 
     # Any resource
@@ -75,11 +75,11 @@ class ControlService:
         return status == 200, content.decode(errors="replace").strip()
 
     def put(self, path: str, document: Mapping[str, object]) -> Any:
-        """Put a JSON document, and return the one that is the answer."""
+        """Put a JSON document, and return the answer's."""
         return self._decoded(self._request("PUT", path, document))
 
     def patch(self, path: str, changes: Mapping[str, object]) -> Any:
-        """Change what a JSON document names, and return the one that is the answer; None: there is none."""
+        """Change the named values of a JSON document. Return the answer's document, or None if it has none."""
         body = self._request("PATCH", path, changes)
         return self._decoded(body) if body else None
 
@@ -145,7 +145,7 @@ def _ticket_path(ticket_id: str) -> str:
 
 
 def _why(error: OSError) -> str:
-    """Return the reason, and what to do about it."""
+    """Return the reason of an error, and what to do about it."""
     match error:
         case TimeoutError():
             return "the daemon does not answer"

@@ -27,7 +27,7 @@ def change_limits(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def limit_tenants(options: argparse.Namespace, service: ControlService) -> None:
-    """Give tenants a rate of their own, or none any more, and print the limits in force."""
+    """Give tenants a rate of their own, or the common one again, and print the limits in force."""
     _print_limits(
         service.patch("/limits", {"tenants": dict.fromkeys(options.tenants, options.rate)}), as_json=options.json
     )

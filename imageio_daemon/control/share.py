@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `imageioctl share`: a ticket, as a link to the page on which a browser transfers the image."""
+"""The command `imageioctl share`: a ticket, printed as a link to the page where a browser transfers the image."""
 
 import argparse
 import ipaddress
@@ -12,9 +12,9 @@ from . import output, tickets
 from .errors import ControlError, Usage
 from .service import ControlService
 
-#: Names that a header field can offer to browsers without quotes (RFC 6266, 4.1; RFC 9110, 5.6.2).
+#: File names that a header field can have without quotes (RFC 6266, 4.1; RFC 9110, 5.6.2).
 _OFFERED = re.compile(r"[\w.!#$&+^`|~-]+", re.ASCII)
-#: What a link can have as its host: names and addresses.
+#: The host of a link: a name or an address.
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
 
 
@@ -27,7 +27,7 @@ def link(options: argparse.Namespace, service: ControlService) -> None:
     if options.filename is None and "://" not in options.image and _OFFERED.fullmatch(name := Path(options.image).name):
         options.filename = name
     ticket_id = tickets.install(options, service)
-    # The fragment is not sent to any server, so the id is in no log and no header (RFC 9110, 4.2.5).
+    # Browsers do not send the fragment to servers, so the id comes into no log and no header (RFC 9110, 4.2.5).
     url = f"{'https' if remote['tls'] else 'http'}://{host}:{remote['port']}/ui/#{quote(ticket_id, safe='')}"
     if options.json:
         transfer = service.ticket(ticket_id)["transfer"]
@@ -37,9 +37,9 @@ def link(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def _host(name: str) -> str:
-    """Return a host as a URL has it: IPv6 addresses in brackets (RFC 3986, 3.2.2). Raises Usage."""
+    """Return a host as URLs write it: IPv6 addresses in brackets (RFC 3986, 3.2.2). Raises Usage."""
     try:
-        if "%" not in name:  # a zone, which no link has
+        if "%" not in name:  # a zone, which links cannot have
             return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:
         if _HOST.fullmatch(name) and ":" not in name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of tickets as they are shown: what is left out, and the columns of tables."""
+"""How the states of tickets are shown: without secrets, and in tables."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ State = Mapping[str, Any]
 
 
 def shown(state: State, *, ids: bool, people: bool = False) -> dict[str, Any]:
-    """Return a state without what may be a secret, unless ids says to tell it: the id, and the url of another server.
+    """Return a state without its secrets, the id and the url of another server, unless `ids` asks for them.
 
-    people: tell the expiry by what is left.
+    For `people`, the expiry is a text with the time that is left.
     """
     told = {name: value for name, value in state.items() if ids or not _is_secret(name, value)}
     if people:
@@ -41,7 +41,7 @@ def columns(states: Iterable[State], *, ids: bool) -> tuple[Sequence[str], list[
 
 
 def done(state: State) -> int:
-    """Return the bytes of progress: each once, or for a ticket with both operations what was read, written, zeroed."""
+    """Return the bytes of progress, each counted once; for a ticket with both operations, all read, written, zeroed."""
     if "transferred" in state:
         return int(state["transferred"])
     return int(state["read"] + state["written"] + sum(state["zeroed"].values()))
@@ -53,7 +53,7 @@ def rate(state: State) -> str:
 
 
 def left(state: State) -> str:
-    """Return the time until a ticket expires as text. Its `expires` is of the host's monotonic clock."""
+    """Return the time until a ticket expires as text. `expires` is a time of the host's monotonic clock."""
     if state["canceled"]:
         return "removed"
     seconds = state["expires"] - time.monotonic()

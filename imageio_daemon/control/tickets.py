@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `imageioctl ticket …`. Ids are secrets: they are printed and taken as arguments only if asked for."""
+"""The commands `imageioctl ticket …`. Ids are secrets: commands print and take them only where the options say so."""
 
 import argparse
 import os
@@ -14,14 +14,14 @@ from .errors import ControlError, NoSuchTicket, Usage
 from .service import ControlService
 from .states import columns, shown
 
-#: In the place of a name or an id: ids come on standard input, a line each.
+#: An argument in place of a name or an id: read ids from standard input, one in each line.
 STANDARD_INPUT = "-"
 
 _OPS = {"read": ["read"], "write": ["write"], "both": ["read", "write"]}
 
 
 def add(options: argparse.Namespace, service: ControlService) -> None:
-    """Install a ticket, and print its id, which whoever transfers the image needs."""
+    """Install a ticket, and print its id, which a client needs for the transfer."""
     ticket_id = install(options, service)
     if options.json:
         output.json_line({"uuid": ticket_id, "transfer": service.ticket(ticket_id)["transfer"]})
@@ -82,7 +82,7 @@ def extend(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def limit(options: argparse.Namespace, service: ControlService) -> None:
-    """Limit tickets to a rate, also what runs."""
+    """Limit tickets to a rate, also requests that run."""
     for state in _selected(options, service):
         service.limit(state["uuid"], options.rate)
         if options.json:

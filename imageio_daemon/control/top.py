@@ -19,24 +19,24 @@ from .errors import Usage
 from .service import ControlService
 from .states import State
 
-#: Seconds between two looks.
+#: Seconds between two requests.
 INTERVAL = 1.0
-#: Control characters (ECMA-48, xterm's alternate screen): begin and end, and to the first line.
+#: Control characters (ECMA-48) that open and close xterm's alternate screen, and go to its first line.
 BEGIN, END, HOME = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l", "\033[H"
-#: Clear the rest of a line; of the screen.
+#: Control characters that clear the rest of the line, and the rest of the screen.
 CLEAR_LINE, CLEAR_REST = "\033[K", "\033[J"
 
 HEAD = ("TRANSFER", "CLIENT", *transfers.HEAD[1:])
 
 
 class Rates:
-    """Bytes per second of each transfer since the look before. The daemon's own rate is that of the last 8 to 10 s."""
+    """Bytes per second of each transfer since the previous call. The daemon tells the rate of the last 8 to 10 s."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, int]] = {}
 
     def of(self, states: Sequence[State], now: float) -> dict[str, int]:
-        """Return the rates by id, and keep what has moved until now. The first look has the daemon's rates."""
+        """Return the rates by ticket id. The first time, and for new tickets, they are the daemon's rates."""
         rates, moved = {}, {}
         for state in states:
             ticket_id, count = state["uuid"], state["read"] + state["written"]
@@ -49,7 +49,7 @@ class Rates:
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:
-    """Show the table, again each second, until q or Ctrl-C; with --json, do as `transfers --watch`. Raises Usage."""
+    """Show the table each second, until q or Ctrl-C. With --json, do as `transfers --watch`. Raises Usage."""
     if options.json:
         options.watch = True
         transfers.show(options, service)
@@ -70,7 +70,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def screen(states: Sequence[State], rates: Mapping[str, int], width: int, height: int) -> list[str]:
-    """Return the lines of the screen: a summary, and those transfers that have room."""
+    """Return the lines of the screen: a summary, and as many transfers as fit."""
     used = [{**state, "bytes_per_second": rates[state["uuid"]]} for state in states]
     used.sort(key=transfers.order)
     connections = sum(state["connections"] for state in used)
@@ -89,7 +89,7 @@ def _row(state: State) -> Sequence[object]:
 
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> str:
-    """Return the address of the host that has the most connections, and how many others there are."""
+    """Return the address of the host with most connections, and the number of the other hosts."""
     hosts = Counter(client["client"].rpartition(":")[0] or client["client"] for client in clients)
     if not hosts:
         return "-"
@@ -99,7 +99,7 @@ def _clients(clients: Sequence[Mapping[str, Any]]) -> str:
 
 @contextlib.contextmanager
 def _full_screen() -> Iterator[None]:
-    """Take the whole terminal, and keys one by one; give it back as it was."""
+    """Use the whole terminal and read single keys; restore the terminal at the end."""
     before = termios.tcgetattr(sys.stdin)
     sys.stdout.write(BEGIN)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `imageioctl transfers`: what moves now, once or each second."""
+"""The command `imageioctl transfers`, which prints the transfers in use, once or each second."""
 
 import argparse
 import sys
@@ -12,18 +12,18 @@ from . import output
 from .service import ControlService
 from .states import State, done, rate, shown
 
-#: Seconds between two looks with --watch.
+#: Seconds between two requests with --watch.
 INTERVAL = 1.0
 #: Control characters that clear the terminal (ECMA-48 CUP, ED).
 CLEAR = "\033[H\033[2J"
 HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT", "FOR", "ZEROED", "BY")
-#: Columns of texts; those that a narrow terminal does without, first ones first.
+#: Columns of texts; columns that a narrow terminal leaves out, in this order.
 LEFT = ("OPS", "CLIENT", "STORAGE", "FOR", "BY")
 SPARE = ("BY", "ZEROED", "OPS", "CONN", "STORAGE", "SIZE", "WAIT", "FOR")
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:
-    """Print a line for each transfer that is in use, those first that wait for storage longest."""
+    """Print a line for each transfer in use, first those that wait for storage longest."""
     while True:
         states = sorted(service.tickets(in_use="y"), key=order)
         if options.json:
@@ -60,12 +60,12 @@ def row(state: State) -> Sequence[object]:
 
 
 def waits_for(state: State) -> str:
-    """Return what most of the requests that run wait for."""
+    """Return what most of the running requests wait for."""
     requests = [client["request"] for client in state["clients"] if "request" in client]
     waits = Counter(request["waits_for"] for request in requests if request["waits_for"])
     return waits.most_common(1)[0][0] if waits else "-"
 
 
 def order(state: State) -> tuple[object, ...]:
-    """Return the key to sort by: those that wait for storage longest come first, then the fastest."""
+    """Return the key to sort by: transfers that wait for storage longest come first, then the fastest."""
     return -state["storage_wait"], -state["bytes_per_second"], state["transfer"]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running daemon does beside serving: it becomes its user, reloads, watches, and tells the service manager."""
+"""What a daemon does apart from serving: it becomes its user, reloads, watches, and informs the service manager."""

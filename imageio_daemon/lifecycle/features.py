@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a running daemon that may be configured and not in force: which object knows of each."""
+"""The features of a running daemon that may be configured and not in force, and which object knows of each."""
 
 from ..net.service_sockets import ServiceSockets
 from ..net.tls_contexts import ServerTls
@@ -16,7 +16,7 @@ from .supervision import Supervision
 def watch_state(
     degraded: Degraded, state: StateWatch, store: TransferStore, events: AuditLog, records: DurableRecords
 ) -> None:
-    """Let be asked for what outlives the process."""
+    """Watch the features that keep state beyond the end of the process."""
     degraded.watch(Feature.STATE_DIR, state.why)
     degraded.watch(Feature.TICKETS, store.kept_tickets.why_not_kept)
     degraded.watch(Feature.EVENTS, events.why_not_kept)
@@ -31,7 +31,7 @@ def watch_service(
     supervision: Supervision,
     reloading: Reloading,
 ) -> None:
-    """Let be asked for what the host, its files and other programs have to give. tls: None: there is none."""
+    """Watch the features that depend on the host, its files and other programs. Without TLS, `tls` is None."""
     if tls is not None:
         degraded.watch(Feature.CERTIFICATE, tls.why_not)
     degraded.watch(Feature.CONFIGURATION, reloading.why_not)

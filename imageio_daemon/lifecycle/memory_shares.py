@@ -4,12 +4,12 @@
 from ..config.config import Config
 from ..units import MiB
 
-#: Eighths that are reserved for data held by transports: with TLS about 0.5 MiB for each busy connection. Without the
-#: reserve, 64 TLS uploads reached 237 MiB RSS with buffer_memory = 128M.
+#: Eighths that are reserved for data in transports, about 0.5 MiB for each busy connection with TLS. Without the
+#: reserve, 64 TLS uploads needed 237 MiB of memory with buffer_memory = 128M.
 TRANSPORT_EIGHTHS = 1
 #: Eighths for the lanes, which move the bytes of images. The rest is Python's buffers, for checksums.
 LANE_EIGHTHS = 5
-#: Of less, the share of the lanes would be below their minimum, MIN_LANE_MEMORY.
+#: The least memory to share. With less, the share of the lanes would be below their minimum, MIN_LANE_MEMORY.
 LEAST = 28 * MiB
 
 
@@ -25,7 +25,7 @@ def of_buffers(config: Config) -> int:
 
 
 def is_raised(config: Config) -> bool:
-    """Tell whether buffer_memory is too small, and LEAST counts."""
+    """Tell whether buffer_memory is too small, so that LEAST counts."""
     return config.daemon.buffer_memory < LEAST
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reload of the configuration: options that can change while the daemon runs do, and others are named in the log."""
+"""A reload of the configuration. It changes the options that can change while the daemon runs, and logs the others."""
 
 import asyncio
 import dataclasses
@@ -32,8 +32,9 @@ class _Change(NamedTuple):
 class Reloading:
     """Follow changes of the configuration.
 
-    config: what the daemon was started with. load: reads the files; raises ConfigError; called in a thread. apply: by
-    section and name, what changes an option of the running daemon to a value. within: makes the context of a reload.
+    `config` is what the daemon was started with. `load` reads the files, in a thread, and may raise ConfigError.
+    `apply` has, for section and name of an option, a function that changes the running daemon. Each reload is done
+    inside the context that `within` returns.
     """
 
     def __init__(
@@ -47,20 +48,20 @@ class Reloading:
         self._load = load
         self._apply = apply
         self._wanted = asyncio.Event()
-        #: What the daemon runs with.
+        #: The configuration in force.
         self.config = config
         self._why = ""
 
     def why_not(self) -> str:
-        """Return why what the files said at the last reload is not in force; "": it is."""
+        """Return why the files of the last reload are not in force, or "" if they are."""
         return self._why
 
     def want(self) -> None:
-        """Let run() reload the configuration."""
+        """Ask run() to reload the configuration."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Reload the configuration each time that it is wanted, until the task is cancelled."""
+        """Reload the configuration after each want(), until the task is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -68,7 +69,7 @@ class Reloading:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Read the files and change what can be changed. If they are invalid, nothing changes, and the log says why."""
+        """Read the files, and change the options that can change. Invalid files change nothing, and are logged."""
         try:
             loaded = await asyncio.to_thread(self._load)
         except ConfigError as e:
@@ -93,12 +94,12 @@ class Reloading:
 def changeable(
     log_level: LogLevel, limits: RateLimits, store: TransferStore, connections: ConnectionLimits
 ) -> dict[tuple[str, str], Callable[[Any], None]]:
-    """Return what changes the options of a running daemon."""
+    """Return the functions that change options of a running daemon, by section and name."""
     return {
         ("log", "level"): log_level.configure,
         ("daemon", "max_tickets"): lambda most: setattr(store, "most_tickets", most),
         ("daemon", "max_total_connections"): lambda most: setattr(connections.http, "most", most),
-        ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
+        ("daemon", "shutdown_timeout"): lambda _: None,  # read from Reloading.config at the end
         ("limits", "transfers"): lambda most: setattr(store.at_work, "most", most),
         ("limits", "rate"): limits.set_rate,
         ("limits", "tenant_rate"): limits.set_tenant_rate,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service manager is told while the daemon runs: its state, what it does, and that it is alive."""
+"""Messages to the service manager: the daemon's state, what it does, and that it is alive."""
 
 import asyncio
 import contextlib
@@ -14,18 +14,18 @@ from ..runtime.degraded import Degraded
 from ..runtime.served import Served
 from ..transfers.store import TransferStore
 
-#: Seconds between two looks at what the daemon does.
+#: Seconds between two updates of the status.
 STATUS_INTERVAL = 10.0
-#: Signs of life in the time after which the manager ends a silent daemon: the loop may be busy for two of three.
+#: Signs of life in the time after which the manager ends a silent daemon. Two of three may be late or missing.
 SIGNS = 3
 #: Services whose bytes are not those of transfers.
 _OTHERS = ("control", "metrics")
 
 
 class Supervision:
-    """Tell the service manager what sd_notify(3) has, or nothing unless it is wanted. Used on the event loop.
+    """Send messages to the service manager by sd_notify(3), if they are `wanted`. Use this on the event loop.
 
-    degraded: what the status begins with.
+    The status begins with the features of `degraded` that are not in force.
     """
 
     def __init__(self, degraded: Degraded, *, wanted: bool) -> None:
@@ -35,17 +35,17 @@ class Supervision:
         self._failed = False
 
     def why_not(self) -> str:
-        """Return why the service manager does not know what it should; "": it does, or there is none."""
+        """Return why messages do not reach the service manager, or "" if they do, or if there is no manager."""
         return "it cannot be told how the daemon is" if self._failed else ""
 
     def ready(self, listening: str) -> None:
-        """The services listen. listening: where, for people."""
+        """Tell that the services listen. `listening` says where, for people."""
         self._listening = listening
         self._status = self._whole(listening)
         self._notify(f"READY=1\nSTATUS={self._status}")
 
     def status(self, text: str) -> None:
-        """Show a text as the status, behind what is not in force, if that is another one than before."""
+        """Show a text as the status, after the features that are not in force. Send nothing if nothing has changed."""
         text = self._whole(text)
         if text != self._status or self._failed:
             self._status = text
@@ -61,11 +61,11 @@ class Supervision:
             self._notify("READY=1")
 
     def stopping(self, seconds: float) -> None:
-        """The daemon begins to stop. It needs at most so many seconds, also if the unit allows it less."""
+        """Tell that the daemon begins to stop, and needs at most `seconds`, even if the unit allows less."""
         self._notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     async def watch_status(self, store: TransferStore, served: Served) -> None:
-        """Show what moves, until the task is cancelled."""
+        """Show transfers and rates in the status, until the task is cancelled."""
         before, then = _moved(served), time.monotonic()
         while True:
             await asyncio.sleep(STATUS_INTERVAL)
@@ -76,10 +76,10 @@ class Supervision:
                 self.status(f"{self._listening}; {_activity(store, received, sent)}")
 
     async def watch_life(self, liveness: Liveness) -> None:
-        """Give signs of life, until the task is cancelled, while the lanes have answered since the last.
+        """Give signs of life until the task is cancelled, each if the lanes have answered since the one before.
 
-        Nothing happens if the manager wants no signs (WatchdogSec= in systemd.service(5)). If it ends the process, the
-        threads and where they are come to standard error.
+        Does nothing if the manager wants no signs (WatchdogSec= in systemd.service(5)). If the manager ends the
+        process, the stacks of all threads are written to standard error.
         """
         timeout = systemd.take_watchdog()
         if not self._wanted or not timeout:

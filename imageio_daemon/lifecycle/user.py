@@ -15,22 +15,22 @@ log = logging.getLogger(__name__)
 
 
 class OpenedState(NamedTuple):
-    """The state directory, or None, and why the configured one cannot be used, or ""."""
+    """The state directory, if there is one, and why the configured one cannot be used, or ""."""
 
     directory: StateDirectory | None
     why: str
 
 
 def state_path(config: Config) -> str:
-    """Return the configured directory, or that of the unit (StateDirectory= in systemd.exec(5)); "": none."""
+    """Return the configured state directory, or that of the unit (StateDirectory= in systemd.exec(5)), or ""."""
     return config.daemon.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
 
 
 def become(config: Config, sockets: ServiceSockets) -> OpenedState:
     """Drop privileges, as the configuration says, and open the state directory.
 
-    sockets: made before; the new user gets those that are files. Raises ConfigError, also if another daemon has the
-    directory; the sockets are removed then.
+    Gives the files of the sockets to the new user. Raises ConfigError, also if another daemon has the state directory.
+    In that case this removes the sockets.
     """
     path = state_path(config)
     _drop_privileges(config, sockets, path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon looks at again and again while it runs. Each function runs until its task is cancelled."""
+"""Periodic checks of a running daemon. Each watch_*() runs until its task is cancelled."""
 
 import asyncio
 import logging
@@ -16,21 +16,22 @@ from ..transfers.store import TransferStore
 
 log = logging.getLogger(__name__)
 
-#: Who removes an expired ticket, for the audit log.
+#: The caller in the audit log when an expired ticket is removed.
 EXPIRED: Caller = {"reason": "expired"}
 #: Seconds between checks of the certificate and of storage operations.
 HOST_INTERVAL = 30.0
-#: Seconds between looks at what is not in force. What has failed is in the log at once; this tells that it stays so.
+#: Seconds between checks for features that are not in force. A failure is logged at once, and here that it lasts.
 DEGRADED_INTERVAL = 2.0
 #: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
-#: connections. A check of 10,000 tickets with open images takes 10 ms, and a sample of each 14 ms.
+#: connections. With 10,000 tickets and open images, a check takes 10 ms, and a sample of each ticket 14 ms.
 EXPIRY_INTERVAL = 2.0
-#: Seconds between looks for tickets that have expired long ago. It is how often what cannot be removed is logged.
+#: Seconds between checks for tickets to remove, which have expired long ago. A ticket that cannot be removed is logged
+#: as often.
 PURGE_INTERVAL = 60.0
 
 
 async def watch_host(tls: ServerTls | None, engine: Engine) -> None:
-    """Load a certificate whose files changed, and log storage operations that hang."""
+    """Load the certificate again if its files have changed, and log storage operations that hang."""
     while True:
         await asyncio.sleep(HOST_INTERVAL)
         if tls is not None:
@@ -41,7 +42,7 @@ async def watch_host(tls: ServerTls | None, engine: Engine) -> None:
 
 
 async def watch_degraded(degraded: Degraded) -> None:
-    """Log what is not in force any more, or is again."""
+    """Log features that are not in force any more, or are again."""
     while True:
         await asyncio.sleep(DEGRADED_INTERVAL)
         degraded.look()
@@ -57,7 +58,7 @@ async def watch_expired(store: TransferStore, seconds: int) -> None:
 async def watch_transfers(store: TransferStore, records: DurableRecords, draining: Callable[[int], None]) -> None:
     """Close the images of expired tickets, and take samples for the rates of the others.
 
-    While the store drains, `draining` is called with the number of transfers that are left.
+    While the store drains, call `draining` with the number of transfers that are left.
     """
     while True:
         await asyncio.sleep(EXPIRY_INTERVAL)
@@ -79,8 +80,8 @@ def release_expired(store: TransferStore) -> None:
 async def purge_expired(store: TransferStore, seconds: float) -> None:
     """Remove tickets that have expired `seconds` ago or earlier, and on which no request runs.
 
-    What cannot be removed stays, and the log tells why. Call it on the loop of the control service: between the look at
-    a ticket and its cancel nobody extends it.
+    A ticket that cannot be removed stays, and the log has the reason. Call this on the loop of the control service, so
+    that nobody can extend a ticket between its check and its cancel.
     """
     for transfer in store.all():
         if transfer.permission.expired_for < seconds or transfer.running:

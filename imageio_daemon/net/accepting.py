@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening sockets: their connections are accepted, and passed on."""
+"""Accept connections on listening sockets, and pass them on."""
 
 import asyncio
 import errno
@@ -14,14 +14,14 @@ from .serving import Server, Serving
 
 log = logging.getLogger(__name__)
 
-#: Errors of accept(2) that pass, and the seconds until it is tried again: after a connection was closed for it, and if
-#: none was. Who connects waits in the kernel's queue meanwhile.
+#: Errors of accept(2) that are temporary, and the seconds until the next try: after a connection was closed to make
+#: room, and if none was. New clients wait in the kernel's queue.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RELIEVED_PAUSE = 0.02
 ACCEPT_PAUSE = 1.0
-#: Seconds between two lines in the log about it.
+#: Seconds between two lines in the log about such an error.
 WARNING_INTERVAL = 60.0
-#: Connections that are accepted in one iteration of the loop, so that others are served in between: 64 take 4 ms.
+#: Most connections that are accepted in one step of the loop, so that others are served in between. 64 take 4 ms.
 MOST_ACCEPTED = 64
 
 
@@ -40,9 +40,9 @@ class Listener(Protocol):
 class Acceptor:
     """Accept connections for a server.
 
-    secure: a connection gets the context that is current when its handshake begins; None without TLS. relieve: closes
-    a connection without a ticket when there are no descriptors left, and tells whether it did. uvloop's own server
-    resets new connections then. burst: connections that are accepted at once.
+    `secure` has the TLS context, if there is TLS. A connection gets the context that is current when its handshake
+    begins. `relieve` is called when there are no descriptors left. It closes a connection without a ticket, and tells
+    whether it did. (uvloop's own server would reset new connections.) At most `burst` connections are accepted at once.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Acceptor:
             self._serving.connect(sock, client, self._server, self._secure)
 
     def _pause(self, error: OSError) -> None:
-        """Accept no connections for a while: there are no descriptors."""
+        """Accept no connections for a while, because there are no descriptors."""
         self._loop.remove_reader(self._socket)
         self._paused = self._loop.call_later(RELIEVED_PAUSE if self._relieve() else ACCEPT_PAUSE, self._listen)
         now = self._loop.time()

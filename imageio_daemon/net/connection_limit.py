@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on connections, and which one is closed when it is reached.
+"""The limit on connections, and which connection is closed when the limit is reached.
 
 A connection that has shown a valid ticket keeps its place. All others are strangers, and the oldest stranger is closed
 for a new connection. Strangers of an address that has more than its share are closed first. Connections over a unix
 socket are not closed for those of other hosts. So connections without a ticket cannot keep clients out: a client that
-shows its ticket at once is not the oldest stranger yet.
+shows its ticket at once is not yet the oldest stranger.
 """
 
 import enum
@@ -18,13 +18,13 @@ from ..errors import TooManyConnections
 
 log = logging.getLogger(__name__)
 
-#: Strangers in each stage before the first request. A silent one costs a descriptor, one in its handshake 55 KiB.
+#: Most strangers in each stage before the first request. A silent one costs a descriptor, one in its handshake 55 KiB.
 MAX_SILENT = 1024
 MAX_GREETING = 1024
-#: Connections that are being sent the reason of their refusal.
+#: Most connections that are being sent the reason of their refusal.
 MAX_REFUSED = 256
-#: Parts of the descriptors that the places of a stage have at most: 1/n each. With a ticket a connection has up to six:
-#: its socket, what a lane needs, its image. So the places take 57/64, and the rest is for images without a connection.
+#: The places of a stage have at most 1/n of the descriptors. A connection with a ticket has up to six descriptors: for
+#: its socket, its lane and its image. So the places take 57/64, and the rest is for images without a connection.
 SILENT_SHARE = GREETING_SHARE = 16
 REFUSED_SHARE = 64
 CONNECTIONS_SHARE = 8
@@ -32,7 +32,7 @@ CONNECTIONS_SHARE = 8
 ADDRESS_SHARE = 4
 #: Strangers over unix sockets have 1/LOCAL_SHARE of a stage's places. Beyond that, the oldest of them is closed.
 LOCAL_SHARE = 2
-#: Seconds between checks whether the tickets are still valid. One takes up to 0.5 ms for 1024 connections.
+#: Seconds between checks whether the tickets are still valid. A check takes up to 0.5 ms for 1024 connections.
 LOOK_INTERVAL = 1.0
 #: Seconds between two warnings that connections were closed for others.
 WARNING_INTERVAL = 60.0
@@ -42,7 +42,7 @@ LOCAL = ""
 
 
 class Stage(enum.Enum):
-    """How far a connection has come, in the order in which it comes there."""
+    """How far a connection has come. A connection passes the stages in this order, but may leave some out."""
 
     SILENT = "connected"
     GREETING = "in its TLS handshake, or NBD's negotiation"
@@ -56,23 +56,22 @@ class Place:
 
     def __init__(self, limit: "ConnectionLimit", address: str, drop: Callable[[], object]) -> None:
         self.address = address
-        #: Closes the connection.
+        #: A function that closes the connection.
         self.drop = drop
-        #: None: before the first stage, or after leave(). Changed only by the limit.
+        #: The stage, or None before the first one and after leave(). Only the limit changes it.
         self.stage: Stage | None = None
         self.has_ticket: Callable[[], bool] = bool
         self._limit = limit
 
     def spoke(self) -> None:
-        """Note the first bytes of the client, of its TLS handshake or of the NBD negotiation."""
+        """Note that the client has sent its first bytes, of the TLS handshake or of the NBD negotiation."""
         if self.stage is Stage.SILENT:
             self._limit.move(self, Stage.GREETING)
 
     def know(self, has_ticket: Callable[[], bool]) -> None:
-        """Keep the place: the client has shown a valid ticket.
+        """Keep the place from now on, because the client has shown a valid ticket.
 
-        has_ticket: tells whether the ticket is still valid. Raises TooManyConnections, but not
-        for a connection in the stage STRANGER.
+        `has_ticket` tells whether the ticket is still valid. Raises TooManyConnections, but not in the stage STRANGER.
         """
         if self.stage is not Stage.KNOWN:
             self.has_ticket = has_ticket
@@ -86,8 +85,8 @@ class Place:
 class ConnectionLimit:
     """Limit the connections of several servers.
 
-    most: connections in the stages STRANGER and KNOWN together. descriptors: that all connections may have together, if
-    that is less; None: no limit. clock: returns seconds.
+    `most` is the limit on connections in the stages STRANGER and KNOWN together. `descriptors`, if it is set, limits
+    the descriptors of all connections. `clock` returns seconds.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class ConnectionLimit:
 
     @property
     def most(self) -> int:
-        """Return the most connections in the stages STRANGER and KNOWN together."""
+        """Return the limit on connections in the stages STRANGER and KNOWN together."""
         return self._most
 
     @most.setter
@@ -137,7 +136,7 @@ class ConnectionLimit:
         return {Stage.KNOWN: len(self._known), **{stage: len(those) for stage, those in self._strangers.items()}}
 
     def relieve(self) -> bool:
-        """Close the oldest stranger of the earliest stage for its descriptor. False: there is none."""
+        """Close the oldest stranger of the earliest stage, to free its descriptor. Return False if there is none."""
         place = next((those.oldest() for those in self._strangers.values() if len(those)), None)
         if place is not None:
             self._take_out(place)
@@ -153,8 +152,9 @@ class ConnectionLimit:
     def enter(self, stage: Stage, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a new connection.
 
-        address: the client's IP address, or LOCAL. drop: closes the connection, now or soon; called at most once,
-        when another connection needs the place. Raises TooManyConnections, only for the stages STRANGER and KNOWN.
+        `address` is the client's IP address, or LOCAL. `drop` closes the connection, now or soon. It is called at most
+        once, when another connection needs the place. Raises TooManyConnections, only for the stages STRANGER and
+        KNOWN.
         """
         place = Place(self, address_group(address), drop)
         self._put(place, stage)
@@ -168,7 +168,7 @@ class ConnectionLimit:
     def remove(self, place: Place) -> None:
         """Give a place back."""
         self._take_out(place)
-        place.drop, place.has_ticket = _nothing, bool  # ends the cycle: they refer to the connection, and it to this
+        place.drop, place.has_ticket = _nothing, bool  # breaks the reference cycle of place and connection
 
     def _put(self, place: Place, stage: Stage) -> None:
         dropped = self._find_room(place, stage)
@@ -192,7 +192,7 @@ class ConnectionLimit:
             self._strangers[stage].remove(place)
 
     def _find_room(self, place: Place, stage: Stage) -> Place | None:
-        """Return the place that has to be freed, None if there is room. Raises TooManyConnections."""
+        """Return the place to free, or None if there is room. Raises TooManyConnections."""
         if stage not in (Stage.STRANGER, Stage.KNOWN):
             strangers = self._strangers[stage]
             return strangers.next_to_go(place.address) if len(strangers) >= strangers.most else None
@@ -205,7 +205,7 @@ class ConnectionLimit:
         return gone
 
     def _look_at_tickets(self) -> None:
-        """Move places whose ticket has expired or was removed to STRANGER, as the next ones to be closed."""
+        """Move places whose ticket has expired or was removed to STRANGER, as the next ones to close."""
         now = self._clock()
         if now - self._looked < LOOK_INTERVAL:
             return
@@ -224,7 +224,7 @@ class ConnectionLimit:
 
 
 def _nothing() -> None:
-    """Do nothing: the `drop` of a place that was given back."""
+    """Do nothing, as the `drop` of a place that was given back."""
 
 
 class _Strangers:
@@ -265,11 +265,11 @@ class _Strangers:
             del self._of[place.address]
 
     def oldest(self) -> Place:
-        """Return the oldest; of this host if there is no other."""
+        """Return the oldest place of other hosts, or of this host if there is no other."""
         return next(iter(self._elsewhere or self._of[LOCAL]))
 
     def next_to_go(self, address: str) -> Place | None:
-        """Return the place to free for a connection of this address; None: no stranger may be closed for it."""
+        """Return the place to free for a connection of this address, if a stranger may be closed for it."""
         local = self._of[LOCAL]
         if address == LOCAL and local and (len(local) >= self._local_share or not self._elsewhere):
             return next(iter(local))
@@ -284,7 +284,10 @@ class _Strangers:
 
 
 def address_group(address: str) -> str:
-    """Return what counts as one address: of IPv6 the network of 64 bits (RFC 6177 2), of a mapped IPv4 the IPv4."""
+    """Return the addresses that count as one: a network of 64 bits for IPv6 (RFC 6177 2), one address for IPv4.
+
+    An IPv4 address that is mapped into IPv6 counts as the IPv4 address.
+    """
     if ":" not in address:
         return address
     parsed = IPv6Address(address.partition("%")[0])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of all services, by the configuration and by the descriptors that the process may have.
+"""The limits on connections of all services, from the configuration and the limit on open files of the process.
 
-So many connections can be open at a time that descriptors are left for the control socket and for images, whatever
-clients without a ticket do.
+Whatever clients without a ticket do, descriptors are left for the control socket and for images.
 """
 
 import logging
@@ -16,16 +15,17 @@ log = logging.getLogger(__name__)
 #: Descriptors that are not for connections: logs, listening sockets, the event loop, the state directory. A daemon with
 #: NBD and metrics that serves nobody has fewer than 64.
 OWN = 64
-#: One part of so many may be accepted at a time, by each listening socket, before the places of connections count.
+#: Each listening socket may accept 1/BURST_SHARE of the descriptors at a time, before the connections have their
+#: places.
 BURST_SHARE = 32
-#: Of the rest, the control socket has one part of so many.
+#: The control socket has 1/CONTROL_SHARE of the descriptors without OWN.
 CONTROL_SHARE = 16
 
 
 class _Rooms(NamedTuple):
-    """Descriptors of the connections of a service, together."""
+    """Descriptors for all connections of a service."""
 
-    data: int  # of HTTP, and of NBD
+    data: int  # for HTTP, and as many for NBD
     control: int
 
 
@@ -36,16 +36,16 @@ def _rooms(config: Config, descriptors: int) -> _Rooms:
 
 
 class ConnectionLimits:
-    """Limit the connections of HTTP, NBD and the control service. descriptors: that the process may have.
+    """Limit the connections of HTTP, NBD and the control service, in a process that may have `descriptors` open files.
 
-    burst: connections that may be accepted before the earlier ones have their places.
+    `burst` is how many connections may be accepted before the earlier ones have their places.
     """
 
     def __init__(self, config: Config, descriptors: int) -> None:
         rooms = _rooms(config, descriptors)
         self.http = ConnectionLimit(config.daemon.max_total_connections, descriptors=rooms.data)
         self.nbd = ConnectionLimit(config.nbd.max_connections, descriptors=rooms.data)
-        #: One of its own: clients that take all places of the others must not keep out the manager of the host.
+        #: A separate limit, so that clients which take all places of the other services do not keep the manager out.
         self.control = ConnectionLimit(min(config.daemon.max_total_connections, max(rooms.control, 1)))
         if text := shortage(config, descriptors):
             log.warning("%s", text)
@@ -53,12 +53,12 @@ class ConnectionLimits:
         self.burst = max(descriptors // BURST_SHARE, 1)
 
     def relieve(self) -> bool:
-        """Close a connection without a ticket, because there are no descriptors. False: there is none."""
+        """Close a connection without a ticket, because there are no descriptors. Return False if there is none."""
         return max(self.http, self.nbd, key=lambda limit: limit.strangers).relieve()
 
 
 def shortage(config: Config, descriptors: int) -> str:
-    """Return what a limit on open files keeps from being served; "": nothing."""
+    """Return why the limit on open files allows fewer connections than are configured, or ""."""
     most = max(config.daemon.max_total_connections, config.nbd.max_connections if config.nbd.enable else 0)
     room = _rooms(config, descriptors).data
     enough = most * CONNECTIONS_SHARE

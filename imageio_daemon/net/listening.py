@@ -12,14 +12,15 @@ import stat
 
 from ..errors import ConfigError
 
-#: Connections that wait for accept(2). The kernel caps it at net.core.somaxconn (4096 since Linux 5.4; listen(2)).
+#: Most connections that wait for accept(2). The kernel's own limit is net.core.somaxconn (4096 since Linux 5.4;
+#: listen(2)).
 BACKLOG = 1024
-#: Bytes. sun_path has 108, with the NUL of a path (unix(7)).
+#: Most bytes of a unix address. sun_path has 108, with the NUL at the end of a path (unix(7)).
 MAX_UNIX_ADDRESS = 107
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on host:port. `::` includes IPv4. Port 0: any free port. Raises ConfigError."""
+    """Return a socket that listens on host:port. `::` includes IPv4. Port 0 is any free port. Raises ConfigError."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV)
     except (OSError, UnicodeError) as e:
@@ -40,7 +41,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_localhost(port: int) -> list[socket.socket]:
-    """Return sockets on the same port of 127.0.0.1 and, where there is IPv6, ::1. Raises ConfigError."""
+    """Return sockets on the same port of 127.0.0.1 and, if the host has IPv6, of ::1. Raises ConfigError."""
     first = listen_tcp("127.0.0.1", port)
     try:
         return [first, listen_tcp("::1", first.getsockname()[1])]
@@ -54,7 +55,7 @@ def listen_localhost(port: int) -> list[socket.socket]:
 def listen_unix(address: str, mode: int) -> socket.socket:
     """Return a socket that listens on a path, created with this mode, or on an abstract name (leading NUL).
 
-    A socket at the path that nobody listens on is replaced. Raises ConfigError, also if a process listens on it.
+    Replaces a socket at the path if no process listens on it. Raises ConfigError, also if one does.
     """
     shown = address.replace("\0", "@", 1)
     if len(os.fsencode(address)) > MAX_UNIX_ADDRESS:
@@ -73,7 +74,7 @@ def listen_unix(address: str, mode: int) -> socket.socket:
 
 
 def address_of(sock: socket.socket) -> dict[str, object]:
-    """Return the address for the log. Of TCP: address and port; of a unix socket: address, "@" for a NUL."""
+    """Return the address for the log: address and port of TCP, or the address of a unix socket with "@" for a NUL."""
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return {"address": os.fsdecode(name).replace("\0", "@", 1)}
@@ -81,7 +82,7 @@ def address_of(sock: socket.socket) -> dict[str, object]:
 
 
 def remove_unix(address: str) -> None:
-    """Remove the path of a socket. An abstract name ends with its socket (unix(7))."""
+    """Remove the path of a socket. An abstract name needs no removal: it ends with its socket (unix(7))."""
     if not address.startswith("\0"):
         with contextlib.suppress(OSError):
             os.unlink(address)
@@ -121,17 +122,17 @@ def _remove_stale(path: str) -> None:
 
 
 def why_no_listener(address: str) -> int:
-    """Return the error that a connection to a path, or to an abstract name (@NAME), would get; 0: none.
+    """Return the errno that a connection to a path, or to an abstract name (@NAME), would get, or 0.
 
-    Does not block. The listener of an abstract name is found in the same network namespace, as a connection is.
+    Does not block. As a connection does, this finds abstract names of the process's network namespace only.
     """
     if address.startswith("@"):
-        # Num RefCount Protocol Flags Type St Inode Path (proc_net_unix(5)); the flag is that of listen(2).
+        # Num RefCount Protocol Flags Type St Inode Path (proc_net_unix(5)). listen(2) sets the flag.
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as f:
             rows = [line.rstrip("\n").split(maxsplit=7) for line in f]
         found = any(len(row) == 8 and (row[3], row[7]) == ("00010000", address) for row in rows)
         return 0 if found else errno.ECONNREFUSED
-    # A socket of another type is refused, but only by one that is there (EPROTOTYPE in connect(2)).
+    # A socket of another type gets EPROTOTYPE, but only if there is a listener (connect(2)).
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(address)

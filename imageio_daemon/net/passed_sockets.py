@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening sockets that the service manager has passed: from socket units, and those of the process before.
+"""Listening sockets that the service manager has passed: those of socket units, and those of the previous process.
 
-They are known by their names, and used if they are what the configuration asks for.
+Each has the name of its service, and is used if it is what the configuration asks for.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from .listening import BACKLOG, address_of, why_no_listener
 
 log = logging.getLogger(__name__)
 
-#: Tells whether a listening socket is as configured.
+#: A function that tells whether a listening socket is as configured.
 Fits = Callable[[socket.socket], bool]
 
 
@@ -27,10 +27,10 @@ class PassedSockets:
 
     def __init__(self, passed: Iterable[systemd.Passed]) -> None:
         self._sockets: list[tuple[str, socket.socket]] = []
-        #: Names of what socket units pass and the daemon does not serve: clients that connect there wait for ever.
+        #: Names of sockets that socket units pass and the daemon does not serve. Clients wait there for ever.
         self.unserved: list[str] = []
         for name, fd in passed:
-            # A socket of any kind: of the family, type and protocol that the kernel tells.
+            # This takes a socket of any family, type and protocol.
             try:
                 self._sockets.append((name, socket.socket(fileno=fd)))
             except OSError as e:
@@ -40,7 +40,7 @@ class PassedSockets:
                     os.close(fd)
 
     def take(self, service: str, fits: Fits) -> socket.socket | None:
-        """Return the socket of a service that fits, non-blocking and listening; None: there is none."""
+        """Return the socket of a service that fits, non-blocking and listening, if there is one."""
         for number, (name, sock) in enumerate(self._sockets):
             if name == service and _listens(sock) and fits(sock):
                 del self._sockets[number]
@@ -50,9 +50,10 @@ class PassedSockets:
         return None
 
     def drop_rest(self) -> None:
-        """Close the sockets that nobody has taken, here and in the manager's store, and say so in the log.
+        """Close the sockets that nobody has taken, here and in the manager's store, and log them.
 
-        Afterwards others may have their addresses, if they are not those of a socket unit. These are `unserved`.
+        Afterwards, new sockets may have their addresses, unless a socket unit still listens there. Such sockets are
+        `unserved`.
         """
         addresses = [
             (name, sock.family, sock.getsockname() if _listens(sock) else None) for name, sock in self._sockets
@@ -64,12 +65,12 @@ class PassedSockets:
         if self._sockets:
             systemd.forget(sorted({name for name, _ in self._sockets if name}))
         self._sockets.clear()
-        # What the process before has stored is gone now. It has stored nothing but sockets that listen.
+        # The sockets that the previous process has stored are gone now. It has stored only listening ones.
         self.unserved += [name for name, family, at in addresses if at is None or _is_listened_on(family, at)]
 
 
 def is_tcp(host: str, port: int) -> Fits:
-    """Return what tells whether a socket listens on host:port. Port 0: on any port."""
+    """Return a function that tells whether a socket listens on host:port. Port 0 is any port."""
 
     def fits(sock: socket.socket) -> bool:
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -85,9 +86,9 @@ def is_tcp(host: str, port: int) -> Fits:
 
 
 def is_unix(address: str, mode: int) -> Fits:
-    """Return what tells whether a socket listens on a path of this mode, or on an abstract name (leading NUL).
+    """Return a function that tells whether a socket listens on a path of this mode, or on an abstract name.
 
-    A path that was removed does not lead to its socket any more.
+    An abstract name has its leading NUL. A socket does not fit if its path was removed.
     """
 
     def fits(sock: socket.socket) -> bool:
@@ -105,7 +106,7 @@ def is_unix(address: str, mode: int) -> Fits:
 
 
 def is_abstract(prefix: str) -> Fits:
-    """Return what tells whether a socket listens on an abstract name that begins so (with its leading NUL)."""
+    """Return a function that tells whether a socket listens on an abstract name with this prefix (leading NUL)."""
 
     def fits(sock: socket.socket) -> bool:
         return sock.family == socket.AF_UNIX and os.fsdecode(sock.getsockname()).startswith(prefix)
@@ -114,11 +115,11 @@ def is_abstract(prefix: str) -> Fits:
 
 
 def _is_listened_on(family: int, address: Any) -> bool:
-    """Tell whether a process still listens on an address, without a connection: that would wait there for ever."""
+    """Tell whether a process still listens on an address. Does not connect: a connection would wait there for ever."""
     if family == socket.AF_UNIX:
         return not why_no_listener(os.fsdecode(address).replace("\0", "@", 1))
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only a listener is in the way then (socket(7))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # then only a listener prevents bind() (socket(7))
         try:
             probe.bind(address)
         except OSError as e:

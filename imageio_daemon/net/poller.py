@@ -15,9 +15,9 @@ from ..units import KiB
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
-#: Events that are handled in one iteration of the loop.
+#: Most events that are handled in one step of the loop.
 MOST_EVENTS = 64
-#: A lingering socket is closed after this many seconds, and the oldest one earlier if there are more than so many.
+#: A lingering socket is closed after LINGER seconds, or earlier if it is the oldest of more than MOST_LINGERING.
 LINGER = 1.0
 MOST_LINGERING = 256
 
@@ -33,24 +33,24 @@ class Poller:
         loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, fd: int, wanted: int, callback: Callable[[], None]) -> None:
-        """Watch a socket for READABLE, WRITABLE or both, instead of what it was watched for before.
+        """Watch a socket for READABLE, WRITABLE or both. This replaces an earlier watch of the socket.
 
-        callback: called also at the end of the stream and after an error of the socket. Raises OSError.
+        `callback` is also called at the end of the stream, and after an error of the socket. Raises OSError.
         """
         change = self._epoll.modify if fd in self._callbacks else self._epoll.register
         self._callbacks[fd] = callback
         change(fd, wanted)
 
     def forget(self, fd: int) -> None:
-        """Stop watching a socket, if it is watched. Call it before the socket is closed."""
+        """Stop watching a socket, if it is watched. Call this before the socket is closed."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def linger(self, sock: socket.socket) -> None:
-        """Close a connected socket in stages (RFC 9112 9.6): no more writes, then wait for the peer's end or LINGER.
+        """Close a connected socket in stages (RFC 9112 9.6): end writing, wait for the peer's end or LINGER, close.
 
-        What the peer sends meanwhile is discarded. With unread data, close(2) would reset the connection, and the peer
-        could lose the last bytes that were sent to it.
+        Discards what the peer still sends. With unread data, close(2) would reset the connection, and the peer could
+        lose the last bytes that were sent to it.
         """
         try:
             sock.shutdown(socket.SHUT_WR)
@@ -88,6 +88,6 @@ class Poller:
 
     def _look(self) -> None:
         for fd, _ in self._epoll.poll(0, MOST_EVENTS):
-            callback = self._callbacks.get(fd)  # None: an earlier callback of this iteration called forget()
+            callback = self._callbacks.get(fd)  # None if an earlier callback of this step has called forget()
             if callback is not None:
                 callback()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of the event loop, and connections on their way to them: docs/adr/0051."""
+"""The servers of the event loop, and connections on their way to them (docs/adr/0051)."""
 
 import asyncio
 import logging
@@ -17,37 +17,37 @@ log = logging.getLogger(__name__)
 
 
 class Server(Protocol):
-    """The server of connections of one kind."""
+    """A server of connections of one kind."""
 
     @property
     def limit(self) -> ConnectionLimit:
-        """Return the limit on connections that it uses."""
+        """Return the limit on its connections."""
         ...
 
     def connection(self) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection; a BufferedProtocol if connections have TLS."""
+        """Return the protocol of a new connection, which is a BufferedProtocol if connections have TLS."""
         ...
 
     async def start(self) -> None:
-        """Prepare to serve; called once, before the first connection."""
+        """Prepare to serve. Call this once, before the first connection."""
         ...
 
     async def finish(self, timeout: float) -> None:
-        """Accept no more requests, and wait at most timeout seconds for those that run."""
+        """Accept no more requests, and wait at most `timeout` seconds for running ones."""
         ...
 
     async def stop(self, timeout: float) -> None:
-        """Do as finish(), then cut all connections that are left."""
+        """Do as finish(), then cut the connections that are left."""
         ...
 
 
 class Serving:
-    """All servers, and the connections that are made for them. Made on the event loop, and used there."""
+    """All servers, and the connections on their way to them. Make and use this on the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_report)
-        #: Made at the start: at the first connection there may be no descriptor left.
+        #: Made now, because at the first connection there may be no descriptor left.
         self.handshakes = Handshakes(self._loop)
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -61,7 +61,7 @@ class Serving:
             self._servers.append(server)
 
     def connect(self, sock: socket.socket, address: str, server: Server, secure: tls_contexts.ServerTls | None) -> None:
-        """Pass an accepted connection to a server. address: the client's. secure: None without TLS."""
+        """Pass an accepted connection from the client's address to a server. Without TLS, `secure` is None."""
         if secure is not None:
             arrival = TlsArrival(self.handshakes, sock, lambda: secure.context, server.connection, self._arrival_ended)
             self._arrivals.add(arrival)
@@ -72,12 +72,12 @@ class Serving:
         task.add_done_callback(self._connecting.discard)
 
     async def finish(self, timeout: float) -> None:
-        """Close connections in their handshake, and let the servers finish. connect() must not be called any more."""
+        """Close connections in their handshake, and let the servers finish. Do not call connect() any more."""
         await self._end_arrivals()
         await asyncio.gather(*(server.finish(timeout) for server in self._servers))
 
     async def stop(self, timeout: float) -> None:
-        """Do as finish(), then cut what is left."""
+        """Do as finish(), then cut the connections that are left."""
         await self._end_arrivals()
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
         self.handshakes.close()
@@ -102,13 +102,13 @@ class Serving:
             arrival.drop()
         if self._arrivals:
             await self._none_arrives.wait()
-        # Connections without TLS are made in a moment, and are closed by their server.
+        # Connections without TLS reach their server in a moment, which closes them.
         if self._connecting:
             await asyncio.wait(self._connecting)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an exception of a callback as the loop does by default, except for one that uvloop 0.23 raises wrongly.
+    """Handle an exception of a callback as the loop does by default, except one that uvloop 0.23 raises wrongly.
 
     When a TLS connection is aborted in its handshake, uvloop closes its transport and then writes to it.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accepted connections until the end of their TLS handshake.
 
-TLS memory is allocated when the first byte of the client arrives. Until then a connection costs a descriptor and a
+A connection gets memory for TLS when the first byte of its client arrives. Until then it costs a descriptor and a
 TlsArrival.
 """
 
@@ -17,14 +17,15 @@ from .tls_socket import TlsContext
 
 log = logging.getLogger(__name__)
 
-#: Seconds from accept to the end of the handshake. A client that takes longer is disconnected.
+#: Most seconds from accept to the end of the handshake. A client that takes longer is disconnected.
 HANDSHAKE_TIMEOUT = 10.0
 
 
 class TlsArrival:
-    """One accepted connection. Used on the event loop.
+    """One accepted connection. Use this on the event loop.
 
-    make: returns the protocol that serves it. ended: called once, when the protocol serves it or it was closed.
+    `make` returns the protocol that will serve the connection. `ended` is called once, when the protocol serves it or
+    the connection was closed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TlsArrival:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, limit: ConnectionLimit, address: str) -> None:
-        """Wait for the first byte of the client. address: the client's, for the limit."""
+        """Wait for the first byte of the client, with a place in the limit for its address."""
         self._place = limit.enter(Stage.SILENT, address, self.drop)
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self.drop)
         self._poller.watch(self._socket.fileno(), READABLE, self._spoke)

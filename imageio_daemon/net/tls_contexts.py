@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS contexts: the server's, renewed while transfers run, and those of connections to other servers."""
+"""TLS contexts: the server's, which is renewed while transfers run, and those for connections to other servers."""
 
 import logging
 import os
@@ -18,11 +18,10 @@ _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required"
 
 
 class ServerTls:
-    """The context of new connections, replaced as a whole when the certificate is renewed.
+    """The context of new connections. Raises ConfigError if the files cannot be loaded.
 
-    Established connections keep their context. OpenSSL does not allow changes to a context that another thread uses:
-    those of handshakes do.
-    Raises ConfigError if the files cannot be loaded.
+    A renewed certificate gets a new context, and established connections keep theirs. OpenSSL does not allow changes to
+    a context that another thread uses, as the threads of handshakes do.
     """
 
     def __init__(self, config: TlsSection) -> None:
@@ -32,13 +31,13 @@ class ServerTls:
         self.context = _make(config)
 
     def why_not(self) -> str:
-        """Return why the certificate is not the one of the files, or serves nobody; "": all is well."""
+        """Return why the certificate in use is not that of the files, or not valid, or "" if all is well."""
         if self.context.expires <= time.time():
             return "expired"
         return "it cannot be loaded again, the old one stays in use" if self._refused else ""
 
     def renew(self) -> None:
-        """Load certificate and key again. On failure the old context stays in use, and the reason is logged."""
+        """Load certificate and key again. If that fails, keep the old context, and log the reason."""
         self._seen = self._stamp()
         try:
             self.context = _make(self._config)
@@ -50,7 +49,7 @@ class ServerTls:
             log.info("certificate renewed from %s", self._config.cert_file)
 
     def renew_if_changed(self) -> None:
-        """Renew if inode, mtime or size of a file differ from the last load."""
+        """Call renew() if inode, mtime or size of a file have changed since the last load."""
         if self._stamp() != self._seen:
             self.renew()
 
@@ -61,8 +60,8 @@ class ServerTls:
 def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
     """Return a context for connections to other servers, which verifies their certificates and host names.
 
-    ca_file: trusted CA certificates; "" for those of the system. cert_file, key_file: the client certificate, if any.
-    TLS 1.2 is the minimum. Raises ConfigError.
+    `ca_file` has the trusted CA certificates; the default is those of the system. `cert_file` and `key_file` are the
+    client certificate, if any. TLS 1.2 is the minimum. Raises ConfigError.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
@@ -76,7 +75,7 @@ def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl
 
 
 def client_tls(ca_file: str, cert_file: str = "", key_file: str = "") -> TlsContext:
-    """Return the same for TLS by C. Raises ConfigError."""
+    """Return the context of client_context() for TLS by C. Raises ConfigError."""
     rules = client_context(ca_file, cert_file, key_file)
     try:
         return TlsContext(rules, cert_file=cert_file, key_file=key_file or cert_file, ca_file=ca_file)
@@ -104,10 +103,10 @@ def _make(config: TlsSection) -> TlsContext:
 
 
 def _is_strong(cipher: Mapping[str, Any]) -> bool:
-    """Tell whether the server offers a suite that the policy of the host allows.
+    """Tell whether the server offers a cipher suite, if the policy of the host allows it.
 
-    Suites of TLS 1.2 in CBC mode have had attacks on their padding (Lucky 13), and those without an ephemeral key let a
-    key that is stolen later read what was recorded (RFC 9325 4.1, 4.2).
+    Suites of TLS 1.2 in CBC mode have had attacks on their padding (Lucky 13). With a suite without ephemeral keys,
+    whoever steals the server's key later can read recorded traffic (RFC 9325 4.1, 4.2).
     """
     return bool(cipher["aead"]) and cipher["kea"] in ("kx-ecdhe", "kx-dhe", "kx-any")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS on a non-blocking socket, by OpenSSL without a transport in between: docs/adr/0014."""
+"""TLS on a non-blocking socket, by OpenSSL without a transport in between (docs/adr/0014)."""
 
 import os
 import socket
@@ -11,14 +11,14 @@ from ioutil_ext import ffi, lib
 
 from ..urls.hosts import certified
 
-#: Results of TlsSocket in place of a count: call again when the socket is readable, or when it is writable.
+#: Results of TlsSocket in place of a count. The caller repeats the call when the socket is readable, or writable.
 WANTS_INPUT: int = lib.IOU_TLS_WANTS_INPUT
 WANTS_ROOM: int = lib.IOU_TLS_WANTS_ROOM
 
-#: The OpenSSL of connections. Python's ssl may use another one: wheels bring their own.
+#: The version of OpenSSL for connections. Python's ssl may use another one, because wheels bring their own.
 OPENSSL_VERSION: str = ffi.string(lib.iou_tls_library()).decode()
 
-#: Where distributions keep the authorities that they trust: Debian, Fedora, Alpine.
+#: Where distributions (Debian, Fedora, Alpine) keep the authorities that they trust.
 _SYSTEM_CA_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -29,10 +29,10 @@ _view: Callable[[bytes | memoryview], Any] = ffi.from_buffer
 
 
 class TlsContext:
-    """An OpenSSL context with a certificate and key, and the rules of an SSLContext.
+    """An OpenSSL context with a certificate and key, and the rules of an SSLContext. Raises OSError.
 
-    Taken from the rules: ciphers, options, minimum version, verification. Files are PEM, the key has no passphrase; ""
-    for none. ca_file: CA certificates that peers are verified with; "": a client takes the system's. Raises OSError.
+    The rules give ciphers, options, minimum version and verification. The files are PEM, and the key has no passphrase.
+    `ca_file` has the CA certificates that verify peers. A client without it uses those of the system.
     """
 
     def __init__(self, rules: ssl.SSLContext, *, cert_file: str = "", key_file: str = "", ca_file: str = "") -> None:
@@ -47,13 +47,14 @@ class TlsContext:
 
     @property
     def expires(self) -> int:
-        """Return when the certificate expires, in seconds since 1970; 0: there is none."""
+        """Return when the certificate expires, in seconds since 1970, or 0 if there is none."""
         return int(lib.iou_tls_context_expires(self._context))
 
     def wrap(self, sock: socket.socket, host: str | None = None) -> "TlsSocket":
         """Return TLS on a connected, non-blocking socket.
 
-        host: the server's name or address, for SNI and verification; None: this side is the server. Raises OSError.
+        `host` is the server's name or address, for SNI and verification; without it, this side is the server. Raises
+        OSError.
         """
         result = ffi.new("iou_tls **")
         name = ffi.NULL if host is None else certified(host).encode("idna")
@@ -64,14 +65,14 @@ class TlsContext:
 
 
 class TlsSocket:
-    """TLS of one connection. Nothing blocks. The socket must stay open while methods are called."""
+    """TLS of one connection. No method blocks. Keep the socket open while you call methods."""
 
     def __init__(self, tls: Any) -> None:
-        #: The connection in C. While a lane uses it, no method may be called.
+        #: The connection in C. While a lane uses it, do not call methods.
         self.tls = ffi.gc(tls, lib.iou_tls_free)
 
     def handshake(self) -> int:
-        """Continue the handshake; return 0 when it is complete, or WANTS_INPUT, WANTS_ROOM.
+        """Continue the handshake. Return 0 if it is complete, else WANTS_INPUT or WANTS_ROOM.
 
         Raises OSError, with EKEYREJECTED if the peer's certificate cannot be verified.
         """
@@ -79,17 +80,18 @@ class TlsSocket:
 
     @property
     def peer_key(self) -> bytes | None:
-        """Return the SHA-256 of the public key that the server has shown (RFC 7469 2.4), also if it was not believed.
+        """Return the SHA-256 of the public key in the server's certificate (RFC 7469 2.4), if it has sent one.
 
-        None: it has shown none. Only a complete handshake proves that the server has the key.
+        This is so even if the certificate was not verified. Only a complete handshake proves that the server has the
+        key.
         """
         digest = ffi.new("uint8_t[]", lib.IOU_TLS_KEY_HASH)
         return None if lib.iou_tls_peer_key(self.tls, digest) else bytes(ffi.buffer(digest))
 
     def readinto(self, view: memoryview) -> int:
-        """Receive as much as is there and fits into the view.
+        """Receive as many bytes as are there and fit into the view.
 
-        Returns the number of bytes; 0 after the peer's close_notify; or WANTS_INPUT, WANTS_ROOM. Raises OSError.
+        Returns the number of bytes, or 0 after the peer's close_notify, or WANTS_INPUT or WANTS_ROOM. Raises OSError.
         """
         return self._checked(lib.iou_tls_read(self.tls, _view(view), len(view)))
 
@@ -99,9 +101,9 @@ class TlsSocket:
         return bool(lib.iou_tls_pending(self.tls))
 
     def write(self, data: bytes | memoryview) -> int:
-        """Return how many bytes were sent, at least one; or WANTS_INPUT, WANTS_ROOM.
+        """Send bytes. Return the number of sent ones, at least one, or WANTS_INPUT or WANTS_ROOM. Raises OSError.
 
-        After the latter the next call must have the same data (SSL_write(3)). Raises OSError.
+        After WANTS_INPUT or WANTS_ROOM, the next call must have the same data (SSL_write(3)).
         """
         return self._checked(lib.iou_tls_write(self.tls, _view(data), len(data), False))
 
@@ -116,10 +118,10 @@ class TlsSocket:
 
 
 def _system_authorities() -> tuple[str, str]:
-    """Return the file and the directory of authorities that this host trusts, "" where there is none.
+    """Return the file and the directory of the authorities that this host trusts, with "" for a missing one.
 
-    Those that Python's ssl uses, which honours SSL_CERT_FILE and SSL_CERT_DIR; a Python that was built elsewhere may
-    have the paths of that host.
+    These are the paths of Python's ssl, which follows SSL_CERT_FILE and SSL_CERT_DIR. A Python that was built elsewhere
+    may have the paths of that host, which do not exist here: then try those of distributions.
     """
     paths = ssl.get_default_verify_paths()
     if paths.cafile or paths.capath:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An asyncio transport over TlsSocket. It receives into the protocol's buffer and sends from the caller's.
+"""An asyncio transport over TlsSocket. It receives into the protocol's buffer, and sends from the caller's.
 
-Writing is paused as soon as the transport holds a byte, and resumed when it holds none. set_write_buffer_limits() does
-not change that.
+It pauses writing as soon as it holds a byte, and resumes it when it holds none. set_write_buffer_limits() does not
+change that.
 """
 
 import asyncio
@@ -16,17 +16,16 @@ from ..units import KiB
 from .poller import READABLE, WRITABLE, Poller
 from .tls_socket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 
-#: Reads of one connection in one iteration of the loop, so that other connections are served in between.
+#: Most reads of one connection in one step of the loop, so that other connections are served in between.
 MOST_READS = 4
-#: Pieces of this length, in bytes, and longer ones are sent without a copy: each fills TLS records by itself.
+#: A piece of this many bytes or more is sent without a copy, because it fills TLS records by itself.
 LONG = 16 * KiB
 
 
 def detached(transport: asyncio.Transport) -> tuple[socket.socket, TlsSocket | None]:
     """Take the socket from a transport that has nothing to send, with its TLS if it is a TlsTransport.
 
-    A transport of the loop keeps its socket: it is closed, and a duplicate of the descriptor is returned. Raises
-    OSError.
+    A transport of the loop keeps its socket, so this closes the transport and returns a duplicate. Raises OSError.
     """
     if isinstance(transport, TlsTransport):
         return transport.detach()
@@ -48,7 +47,7 @@ class TlsTransport(asyncio.Transport):
         context: TlsContext,
         protocol: asyncio.BaseProtocol,
     ) -> None:
-        """Connect the protocol, a BufferedProtocol, to the socket. Its end is reported to it, in any case."""
+        """Connect the protocol, a BufferedProtocol, to the socket. It learns of the connection's end in any case."""
         extra = {"socket": sock, "peername": sock.getpeername(), "sslcontext": context.rules, "tls_socket": tls}
         super().__init__(extra)
         self._poller = poller
@@ -62,7 +61,7 @@ class TlsTransport(asyncio.Transport):
         self._read_wants_room = self._write_wants_input = False
         protocol.connection_made(self)
         try:
-            self._read_soon()  # OpenSSL may hold data that came with the handshake, and epoll does not report that
+            self._read_soon()  # OpenSSL may hold data that came with the handshake, which epoll does not report
             self._watch()
         except OSError as e:  # connection_made() was called, so connection_lost() must be
             self._fail(e)
@@ -90,11 +89,11 @@ class TlsTransport(asyncio.Transport):
         return False
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes the transport holds, that is, has not written to the socket."""
+        """Return how many bytes the transport holds because the socket did not take them."""
         return sum(map(len, self._unsent))
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Do nothing: writing is paused at one byte; see the module."""
+        """Do nothing: writing always pauses at one byte."""
 
     # Reading
 
@@ -128,11 +127,11 @@ class TlsTransport(asyncio.Transport):
                 self._protocol.buffer_updated(count)
             if count < len(view):
                 break
-        if count > 0:  # OpenSSL may hold more data, or the end, and epoll does not report that
+        if count > 0:  # OpenSSL may hold more data, or the end, which epoll does not report
             self._read_soon()
 
     def _ended(self) -> None:
-        """Close after the peer's close_notify, once what is held was sent, as asyncio's own TLS transport does."""
+        """Close after the peer's close_notify, when all held bytes are sent. asyncio's TLS transport does the same."""
         self._protocol.eof_received()
         self.close()
 
@@ -157,7 +156,7 @@ class TlsTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send several pieces. Those shorter than LONG are joined; the others are sent as write() does."""
+        """Send several pieces. Join those that are shorter than LONG, and send the others as write() does."""
         short: list[bytes | bytearray | memoryview] = []
         for data in list_of_data:
             if len(data) < LONG:
@@ -169,7 +168,7 @@ class TlsTransport(asyncio.Transport):
         self.write(b"".join(short))
 
     def _send(self) -> None:
-        """Send what the socket takes."""
+        """Send as many held bytes as the socket takes."""
         while self._unsent and self._tls is not None:
             data = self._unsent[0]
             count = self._tls.write(data)
@@ -182,7 +181,7 @@ class TlsTransport(asyncio.Transport):
                 self._unsent[0] = memoryview(data)[count:]
 
     def _flush(self) -> None:
-        """Send what is held, and resume the protocol's writing when nothing is left."""
+        """Send held bytes, and resume the protocol's writing when none are left."""
         if not self._unsent:
             return
         self._send()
@@ -197,7 +196,7 @@ class TlsTransport(asyncio.Transport):
     # End
 
     def close(self) -> None:
-        """Send what is held, then close_notify, and close."""
+        """Send all held bytes, then close_notify, and close."""
         if self._closing:
             return
         self._closing = True
@@ -216,7 +215,7 @@ class TlsTransport(asyncio.Transport):
         self._end(error)
 
     def _end(self, error: Exception | None, *, whole: bool = False) -> None:
-        """Release TLS and data; connection_lost() is called in the loop's next iteration. whole: all was sent."""
+        """Release TLS and data, and call connection_lost() in the loop's next step. `whole` tells that all was sent."""
         if self._tls is None:
             return
         if whole:
@@ -238,7 +237,7 @@ class TlsTransport(asyncio.Transport):
     def detach(self) -> tuple[socket.socket, TlsSocket]:
         """Return the socket and its TLS, with the data that OpenSSL has received, and forget them.
 
-        Nothing may wait to be sent. No close_notify is sent, and connection_lost() is not called. Raises
+        Call this when no bytes wait to be sent. It sends no close_notify, and does not call connection_lost(). Raises
         ConnectionError if the connection has ended.
         """
         if self._tls is None:
@@ -275,6 +274,6 @@ class TlsTransport(asyncio.Transport):
             self._watch()
         except OSError as e:
             self._fail(e)
-        except Exception as e:  # noqa: BLE001 - a bug of the protocol: it is logged, and costs this connection only
+        except Exception as e:  # noqa: BLE001 - a bug of the protocol is logged, and ends only this connection
             self._loop.call_exception_handler({"message": "a connection failed", "exception": e, "transport": self})
             self._fail(e)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
-#: tcp(7): first probe after 30 s of silence, 3 probes, 10 s apart. A vanished peer is detected after 60 s.
+#: The first probe of keep-alive comes after 30 s of silence, then 3 probes, 10 s apart (tcp(7)). So the kernel detects
+#: a vanished peer after 60 s.
 KEEPALIVE_IDLE = 30
 KEEPALIVE_INTERVAL = 10
 KEEPALIVE_PROBES = 3
@@ -36,7 +37,8 @@ def send_at_once(sock: socket.socket) -> None:
 def pause_when_anything_waits(transport: "asyncio.WriteTransport") -> None:
     """Make the transport pause writing as soon as it holds a byte, and resume when it holds none.
 
-    A plain transport pauses above `high`. One of TLS pauses at `high`, and with 0 never resumes (uvloop 0.23, asyncio).
+    A transport without TLS pauses above `high`. One with TLS pauses at `high`, and with 0 it never resumes (uvloop
+    0.23, asyncio).
     """
     tls = transport.get_extra_info("sslcontext") is not None
     transport.set_write_buffer_limits(high=1 if tls else 0, low=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of peers that make no progress: they are silent, stop sending, or do not read."""
+"""Detection of peers that make no progress because they are silent, stop sending, or do not read."""
 
 import asyncio
 import fcntl
@@ -10,16 +10,16 @@ from collections.abc import Callable
 SIOCOUTQ = 0x5411
 #: Checks of the transport in one timeout.
 CHECKS = 4
-#: Least rate of a body in bytes per second, over one timeout. A client that sent one byte at a time, each within the
-#: timeout, would otherwise keep its buffer for ever.
+#: Least rate of a body, in bytes per second over one timeout. Otherwise a client that sends one byte in each timeout
+#: would keep its buffer for ever.
 MIN_RATE = 2
 
 
 class Watchdog:
-    """Call `timed_out` when the connection waits for the peer and it makes no progress for `timeout` seconds.
+    """Call `timed_out` if the connection waits for the peer, and the peer makes no progress for `timeout` seconds.
 
-    The connection waits for the peer if `peers_turn` says so, and while writing is paused. Then bytes that leave the
-    send queue are progress, too: the kernel may hold several MB, so a slow reader seldom resumes writing.
+    The connection waits for the peer if `peers_turn` says so, and while writing is paused. In a pause, bytes that leave
+    the send queue are progress, too: the kernel may hold several MB, so a slow reader seldom resumes writing.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Watchdog:
         timed_out: Callable[[], object],
     ) -> None:
         self._timeout = timeout
-        #: Set while a task waits for bytes of a body.
+        #: Whether a task waits for bytes of a body.
         self.reading = False
         self._brought = 0  # bytes of a body since the last progress
-        self._stopped = 0.0  # when the last wait for the body's bytes ended; the time since then does not count
+        self._stopped = 0.0  # when the last wait for bytes of a body has ended; the time after that does not count
         self._loop = loop
         self._peers_turn = peers_turn
         self._timed_out: Callable[[], object] = timed_out
@@ -45,7 +45,7 @@ class Watchdog:
 
     @property
     def timeout(self) -> float:
-        """Return the seconds without progress after which timed_out is called."""
+        """Return the seconds without progress after which `timed_out` is called."""
         return self._timeout
 
     @timeout.setter
@@ -65,7 +65,7 @@ class Watchdog:
     def stop(self) -> None:
         """Stop the checks, and drop the references to the connection.
 
-        A reference cycle would keep the connection's memory until the garbage collector runs.
+        Otherwise a reference cycle would keep the connection's memory until the garbage collector runs.
         """
         self._transport = None
         self._peers_turn = self._timed_out = _nobody
@@ -73,7 +73,7 @@ class Watchdog:
             self._timer.cancel()
 
     def progress(self) -> None:
-        """Restart the timeout: the peer made progress, or the connection begins to wait for it."""
+        """Restart the timeout. Call this when the peer made progress, or when the connection begins to wait for it."""
         self._since = self._stopped = self._loop.time()
         self._brought = 0
 
@@ -92,7 +92,7 @@ class Watchdog:
         self._stopped = now
 
     def writing_paused(self, *, paused: bool) -> None:
-        """Note whether writing is paused, that is, waits for the peer to read."""
+        """Note whether writing is paused until the peer reads."""
         self._writing_paused = paused
         self.progress()
 
@@ -120,7 +120,7 @@ def _nobody() -> bool:
 
 
 def unsent(transport: asyncio.Transport) -> tuple[int, int]:
-    """Return the bytes to send in the transport and in the kernel's send queue; (0, 0) while the socket is closed."""
+    """Return the bytes to send in the transport and in the kernel's send queue, both 0 if the socket is closed."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return 0, 0

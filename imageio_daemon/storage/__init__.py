@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of storage, each a folder with a class that keeps the contract Backend (backend.py).
+"""Kinds of storage. Each is a folder with a class that keeps the contract Backend (backend.py).
 
-file: files and block devices, by C. nbd: exports of NBD servers, to which C talks when Python has connected. qemu:
-image files, by a qemu-nbd that the daemon starts. daemon.py chooses by the ticket. The other modules are shared.
+`file` has files and block devices, by C. `nbd` has exports of NBD servers: Python connects, then C talks to them.
+`qcow2` has image files that C reads itself, and `qemu` other image files and Ceph, by a qemu-nbd that the daemon
+starts. operations/opener.py chooses by the ticket. The modules of this folder are for all kinds.
 """

@@ -35,11 +35,11 @@ class Context(StrEnum):
 
     ZERO = "zero"
     DIRTY = "dirty"
-    DURABLE = "durable"  # of the record of the ticket, not of the backend: operations.durable()
+    DURABLE = "durable"  # from the record of the ticket, not from the backend: operations.durable()
 
 
 class Holder(Protocol):
-    """An object that must live until an operation has ended: a buffer, an operation."""
+    """An object that must live until an operation of storage has ended: a buffer or an Operation."""
 
     def retain(self) -> None:
         """Add one to the count of users."""
@@ -51,7 +51,8 @@ class Holder(Protocol):
 class Memory(Protocol):
     """The memory of one storage operation, as a Slice of a buffer.
 
-    The caller of an operation keeps the memory until the operation has ended. Code that uses it longer retains buffer.
+    The caller of an operation keeps the memory until the operation has ended. Code that uses it longer retains
+    `buffer`.
     """
 
     def __len__(self) -> int:
@@ -77,9 +78,9 @@ class Memory(Protocol):
 class Operation:
     """Hold the progress of one request in storage: the bytes that are done, and whether the request is cancelled.
 
-    Each storage operation retains this object until its completion. So the request ends for its transfer only when
-    storage has released it, even if the task that awaited was cancelled. C reads and writes `control`; other backends
-    use `done` and `canceled`. offset, length: the range, in bytes. on_end: called by the last release().
+    Each operation of storage retains this object until its completion. So the request ends for its transfer only when
+    storage has released it, even if the awaiting task was cancelled. C reads and writes `control`; code in Python uses
+    `done` and `canceled`. `offset` and `length` are the range in bytes. The last release() calls `on_end`.
     """
 
     __slots__ = (
@@ -98,12 +99,12 @@ class Operation:
         self.kind = kind
         self.offset = offset
         self.length = length
-        #: Called when the operation is cancelled. It ends a wait for the client.
+        #: A function that cancel() calls, to end a wait for the client.
         self.on_cancel: Callable[[], None] | None = None
         self._on_end = on_end
         self._holders = 1
         self._work = request_activity.current()
-        # time.monotonic(): when storage got the operation, and of the last retain() or release().
+        # Times of time.monotonic(): when storage got the operation, and when retain() or release() was last called.
         self._began = self._answered = 0.0
 
     @property
@@ -113,16 +114,16 @@ class Operation:
 
     @property
     def progress(self) -> int:
-        """Return `done` without what was read again, as for a client that has paused. length 0: it is not known."""
+        """Return `done`, but not more than `length` if that is known: bytes that were read again count once."""
         return min(self.done, self.length) if self.length else self.done
 
     def advance(self, count: int) -> None:
-        """Add count bytes to `done`, for backends in Python."""
+        """Add bytes to `done`. Code in Python that moves bytes calls this."""
         self.control.done += count
 
     @property
     def canceled(self) -> bool:
-        """Tell whether the operation is cancelled and must end at its next step."""
+        """Tell whether the operation is cancelled, and must end at its next step."""
         return bool(self.control.canceled)
 
     def require_running(self) -> None:
@@ -149,12 +150,12 @@ class Operation:
 
     @property
     def waiting(self) -> WaitingOperation | None:
-        """Return the operation if it is in storage."""
+        """Return what the operation waits for in storage, if it does."""
         return WaitingOperation(self.storage_wait, self.kind, self.offset, self.length) if self.in_storage else None
 
     def retain(self) -> None:
         """Keep the operation alive until one more release()."""
-        self._answered = time.monotonic()  # first: another thread that reads storage_wait must not see an old time
+        self._answered = time.monotonic()  # first, so that another thread which reads storage_wait sees no old time
         if self._work is not None and not self.in_storage:
             self._began = self._work.wait(Wait.STORAGE)
         self._holders += 1
@@ -176,16 +177,16 @@ class Operation:
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """The properties and abilities of an open image. Sizes in bytes."""
+    """The properties and abilities of an open image. Sizes are in bytes."""
 
     size: int
     block_size: int
     can_grow: bool  # a write past the end makes the image larger
     can_fast_zero: bool  # as far as is known, zeroing a range needs no data I/O
-    can_fast_allocate: bool = False  # as can_fast_zero, with a range that stays provisioned
+    can_fast_allocate: bool = False  # as can_fast_zero, for a range that stays provisioned
     unflushed: bool = True  # there may be changes that no flush has covered, or a flush has failed
-    identity: object = None  # equal for two backends of the same image; None: unknown
-    lasting: str | None = None  # an identity that outlives this process, see lasting.py; None: there is none
+    identity: object = None  # equal for two backends of the same image; None if unknown
+    lasting: str | None = None  # an identity that outlives this process, if there is one; see lasting.py
     can_flush: bool = True  # the storage can put changes on stable storage
 
 
@@ -193,21 +194,21 @@ class Backend(Protocol):
     """What Python does with an image; lanes write and trim it by the handle of C.
 
     Offsets are bytes from the start of the image. Any alignment works; whole blocks in page-aligned memory are fastest.
-    Each method does all of its work or raises: StorageError, Canceled, NotFast, OutOfRange. A method that returns an
+    Each method does all of its work, or raises StorageError, Canceled, NotFast or OutOfRange. A method that returns an
     awaitable has started its work when it returns, so the caller can do other work before it awaits. The awaiting task
-    may be cancelled at any time: memory and operation are retained until storage does not use them any more.
+    may be cancelled at any time, because memory and operation are retained until storage has finished with them.
     """
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now, without I/O. Raises Canceled if the image was closed; connections see it late."""
+        """Return what is known now, without I/O. Raises Canceled if the image was closed, which may happen any time."""
         ...
 
     @property
     def generation(self) -> int:
         """Return a number that changes with every change of the content through this daemon.
 
-        0: a change is under way, or the generation is unknown.
+        It is 0 while a change is under way, or if it is unknown.
         """
         ...
 
@@ -216,16 +217,17 @@ class Backend(Protocol):
         ...
 
     def available(self, op: Operation) -> Awaitable[int | None]:
-        """Return how many bytes of data the image may have: what is free, and what it has already; None: not known.
+        """Return for how many bytes of data the image has space, used or free, or None if that is not known.
 
-        On storage that shares blocks between images, writing what the image has may need new ones: they are not told.
+        On storage that shares blocks between images, writing over bytes of the image may need new blocks. They are not
+        counted.
         """
         ...
 
     def reads_zero(self, op: Operation) -> Awaitable[bool]:
         """Tell whether the whole image is known to read as zeros, and nothing was written since it was opened.
 
-        After refresh(): other programs may have changed it before.
+        Call this after refresh(), because other programs may have changed the image.
         """
         ...
 
@@ -238,36 +240,36 @@ class Backend(Protocol):
     ) -> Awaitable[ZeroMethod]:
         """Make the range read as zeros, and return the method.
 
-        allocate: the range stays provisioned. fast_only: raise NotFast if zeroing needs data I/O.
+        With `allocate` the range stays provisioned. With `fast_only` this raises NotFast if zeroing needs data I/O.
         """
         ...
 
     def flush(self, op: Operation) -> Awaitable[object]:
         """Put all changes that completed before on stable storage. Raises CannotFlush if the storage has no flush.
 
-        The record of durable ranges gets those in the range of the operation; if its length is 0, all.
+        The record of durable ranges gets the ranges inside that of the operation, or all if its length is 0.
 
-        After a failure every flush fails: the storage may report success although data was lost (measured, see
-        ioutil_ext/README.md). Each kind of storage remembers the failure itself: files in
-        io_flush_failed() of C, NBD in nbd_flush_failed(). TransferImage remembers it beyond a close.
+        After one failure every flush fails, because the storage may report success although data was lost (measured,
+        see ioutil_ext/README.md). Each kind of storage remembers the failure: files in io_flush_failed() of C, NBD in
+        nbd_flush_failed(). TransferImage remembers it after a close.
         """
         ...
 
     def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Return the extents of the range up to the end of the image. Each list starts where the one before it ends.
 
-        Storage is asked for the size again. Raises NotFound if the image does not have the context.
+        Asks storage for the size again. Raises NotFound if the image does not have the context.
         """
         ...
 
     def bitmaps(self) -> Sequence[str]:
-        """Return the names of the bitmaps of Context.DIRTY, as contexts of NBD. Raises NotFound, BitmapInUse."""
+        """Return the NBD contexts of the bitmaps for Context.DIRTY. Raises NotFound, BitmapInUse."""
         ...
 
     def keep(self, record: DurableRecord) -> None:
-        """Record what is durable. Called at most once, before the first change. The caller releases the record later.
+        """Record what is durable. Call this at most once, before the first change.
 
-        After close() the record is not used any more.
+        The backend does not use the record after close(). Then the caller releases it.
         """
         ...
 
@@ -276,5 +278,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> Awaitable[None]:
-        """Close the image. Its operations have ended, and no other method is called afterwards."""
+        """Close the image. Call this when its operations have ended, and call no other method afterwards."""
         ...

@@ -10,20 +10,20 @@ from ..errors import InvalidRequest
 from ..runtime.request_activity import Wait, waiting
 from ..units import KiB
 
-#: Bytes that a request without data takes: a zero, a list of extents.
+#: Bytes that a request without data takes from a bucket, such as a zero or a list of extents.
 SMALL: int = lib.IOU_BUCKET_SMALL
-#: Most seconds after which a request that waits looks whether the rate is another one. Lanes do so, too.
+#: Most seconds until a waiting request finds out that the rate has changed. Lanes have the same.
 LOOK = 0.25
-#: Pieces of data are those of this part of a second at most, and have at least so many bytes.
+#: A piece of data has at most the bytes of 1/PIECES_PER_SECOND s, but LEAST_PIECE bytes in any case.
 PIECES_PER_SECOND = 8
 LEAST_PIECE = 64 * KiB
 
 
 class Bucket:
-    """Limit the rate of all that takes from it, and of it together with the other children of its parent.
+    """Limit the rate of everything that takes bytes from this bucket. The first to take is the first to move bytes.
 
-    parent: its rate holds for all of its children together. `shared` is the iou_bucket of C, whose lanes take from it
-    without Python. What is taken goes in the order of calls.
+    The rate of the `parent` is for all of its children together. `shared` is the iou_bucket of C, from which lanes take
+    without Python.
     """
 
     def __init__(self, rate: int = 0, parent: "Bucket | None" = None) -> None:
@@ -38,19 +38,19 @@ class Bucket:
 
     @property
     def rate(self) -> int:
-        """Return the rate, in bytes per second, without that of the parent; 0: there is none."""
+        """Return the rate, in bytes per second, without that of the parent. 0 is no limit."""
         return self._rate
 
     @rate.setter
     def rate(self, rate: int) -> None:
-        """Set the rate, which counts at once, also for what waits. Raises InvalidRequest if it is above MAX_RATE."""
+        """Set the rate, at once also for requests that wait. Raises InvalidRequest if it is above MAX_RATE."""
         if lib.iou_bucket_set(self.shared, rate):
             raise InvalidRequest(f"No rate: {rate}")
         self._rate = rate
 
     @property
     def limited(self) -> float:
-        """Return the seconds in which something has waited so far."""
+        """Return the seconds so far in which anything has waited."""
         return float(self._stats().limited / 1e9)
 
     @property
@@ -59,12 +59,12 @@ class Bucket:
         return int(self._stats().waiting)
 
     def piece(self, most: int) -> int:
-        """Return most bytes that a piece of data should have: at most `most`, and fewer if the rate is low."""
+        """Return how many bytes a piece of data should have: `most`, or fewer if the rate is low."""
         rate = int(self._stats().rate)
         return min(most, max(LEAST_PIECE, rate // PIECES_PER_SECOND // LEAST_PIECE * LEAST_PIECE)) if rate else most
 
     async def take(self, count: int) -> None:
-        """Take bytes, and wait until they may be moved. If the task is cancelled meanwhile, they are given back."""
+        """Take bytes, and wait until they may be moved. A task that is cancelled in this wait gives them back."""
         due = ffi.new("iou_due *")
         left = lib.iou_bucket_take(self.shared, count, due)
         if not left:
@@ -81,7 +81,7 @@ class Bucket:
             lib.iou_bucket_waited(self.shared)
 
     def give_back(self, count: int) -> None:
-        """Give back bytes that were taken, and not moved."""
+        """Give back bytes that were taken and not moved."""
         lib.iou_bucket_give_back(self.shared, count)
 
     def _stats(self) -> Any:

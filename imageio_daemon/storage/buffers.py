@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page-aligned buffers under one budget for the whole process.
 
-A buffer counts its holders. It is retained before a thread or a transport gets it, and released when they have finished
-with it. So its memory is given out again only when nothing can read or write it any more.
+A buffer counts its holders. Retain it before a thread or a transport gets it, and release it when they have finished
+with it. So the pool gives memory out again only when nothing can read or write it any more.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_BUFFER = 64 * MiB
 class Buffer:
     """Hold `size` bytes of page-aligned memory until the last holder releases it.
 
-    view: the memory. address: its address, for C. Retained and released on the event loop.
+    `view` is the memory, and `address` its address for C. Retain and release it on the event loop.
     """
 
     __slots__ = ("_holders", "_pool", "address", "memory", "owner", "size", "view")
@@ -40,7 +40,7 @@ class Buffer:
         self.size = size
         self.view = memoryview(self.memory)
         self.address = ffi.cast("char *", ffi.from_buffer(self.memory))
-        #: The owner in whose quota the buffer counts; None: in no quota.
+        #: The owner in whose quota the buffer counts, if in any.
         self.owner: Hashable = None
         self._pool = pool
         self._holders = 0
@@ -94,7 +94,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A request that waits for a buffer of `size` bytes. future: for the buffer."""
+    """A request that waits for a buffer of `size` bytes. The future gets the buffer."""
 
     size: int
     owner: Hashable
@@ -114,7 +114,7 @@ class BufferPool:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free: dict[int, list[Buffer]] = {}
-        #: Bytes of all buffers, in use or free; bytes in use.
+        #: Bytes of all buffers, in use or free, and bytes in use.
         self.allocated = 0
         self.in_use = 0
         self._in_use_by: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
@@ -126,7 +126,7 @@ class BufferPool:
         return sum(map(len, self._waiting.values()))
 
     async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
-        """Return a buffer of at least size bytes, retained once. Wait while the budget or the owner's quota is used up.
+        """Return a buffer of at least `size` bytes, retained once. Wait while budget or quota of the owner are used up.
 
         Raises Unavailable if the buffer is larger than the budget or MAX_BUFFER, or the system has no memory.
         """
@@ -147,7 +147,7 @@ class BufferPool:
             raise
 
     def try_acquire(self, size: int, owner: Hashable = None) -> Buffer | None:
-        """Return a buffer of at least size bytes, retained once, or None if there is none now. Raises Unavailable."""
+        """Return a buffer of at least `size` bytes, retained once, or None if there is none now. Raises Unavailable."""
         rounded = self._rounded(size)
         with contextlib.suppress(Unavailable):
             return self._take_at_once(rounded, owner)
@@ -171,12 +171,12 @@ class BufferPool:
         return rounded
 
     def _may_have(self, owner: Hashable, size: int) -> bool:
-        """Tell whether an owner's quota allows for another buffer."""
+        """Tell whether an owner's quota allows another buffer."""
         in_use = self._in_use_by[owner]
         return owner is None or not in_use or bool(lib.iou_may_have(in_use, size, self.limit - self.in_use))
 
     def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
-        """Take a buffer, unless a claim that waits comes first."""
+        """Take a buffer, unless a waiting claim comes first."""
         if self._next_claim() is not None or not self._may_have(owner, size):
             return None
         return self._take(size, owner)
@@ -200,7 +200,7 @@ class BufferPool:
         return buffer
 
     def _make_room(self, size: int) -> bool:
-        """Drop free buffers of other sizes until size more bytes fit into the budget."""
+        """Drop free buffers of other sizes until `size` more bytes fit into the budget. Return whether they do."""
         if self.in_use + size > self.limit:
             return False
         for buffers in self._free.values():
@@ -223,7 +223,7 @@ class BufferPool:
         while (claim := self._next_claim()) is not None:
             try:
                 buffer = self._take(claim.size, claim.owner)
-            except Unavailable as e:  # an error of the claim; our caller has only given a buffer back
+            except Unavailable as e:  # an error for the claim, not for our caller, which has given a buffer back
                 claim.future.set_exception(e)
             else:
                 if buffer is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of C's operations in terms of Python: names, errors, zeroing methods, extents; and what is logged."""
+"""Results of C's operations, translated for Python: names, errors, zeroing methods, extents and log lines."""
 
 import errno
 import logging
@@ -16,10 +16,10 @@ from .backend import ZeroMethod
 
 log = logging.getLogger(__name__)
 
-#: Operations that took longer are logged.
+#: An operation that takes longer than this is logged.
 SLOW_NS = lib.IOU_SLOW_SECONDS * 10**9
 
-#: How C names the methods.
+#: The zeroing methods by C's numbers.
 METHODS = {
     lib.IOU_METHOD_NONE: ZeroMethod.NONE,
     lib.IOU_METHOD_PUNCH_HOLE: ZeroMethod.PUNCH_HOLE,
@@ -66,7 +66,7 @@ _KINDS = {
 
 
 def describe(kind: int, name: str, offset: int, length: int) -> str:
-    """Return an operation in words for the log: its kind, the image, the range in bytes."""
+    """Return an operation in words for the log: its kind, the image and the range in bytes."""
     where = f" offset={offset} length={length}" if length else ""
     return f"{_KINDS[kind]} {name}{where}"
 
@@ -75,15 +75,15 @@ def describe(kind: int, name: str, offset: int, length: int) -> str:
 
 
 def check(code: int, what: str) -> None:
-    """Raise StorageError when a function of C has returned a negative errno. what: the action, for the message."""
+    """Raise StorageError if a function of C has returned a negative errno. `what` is the action, for the message."""
     if code:
         raise StorageError(-code, what, "engine")
 
 
 def no_fault(end: Any, flags: int) -> Error | None:
-    """Return what the end of an operation means that is no fault of the storage; None: it is one.
+    """Return the error of an operation whose failure is no fault of the storage, or None if it is.
 
-    end: what C tells, with error, syscall and size. flags: of the operation.
+    `end` is C's, with error, syscall and size. `flags` are those of the operation.
     """
     if end.error == errno.ECANCELED:
         return Canceled()
@@ -98,7 +98,7 @@ def no_fault(end: Any, flags: int) -> Error | None:
     return None
 
 
-#: How often each of these was told.
+#: How often each message was logged.
 _told: Counter[str] = Counter()
 
 
@@ -108,7 +108,7 @@ def slow_operations() -> int:
 
 
 def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
-    """Log slow storage and methods that it refused, whether the operation succeeded or not. elapsed: in ns."""
+    """Log an operation that was slow, in ns, and methods that the storage refused, also if the operation succeeded."""
     if elapsed > SLOW_NS:
         _told["slow"] += 1
         log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
@@ -121,17 +121,17 @@ def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
 
 _RECORDS = ffi.typeof("iou_extent[]")
 RECORD_SIZE = ffi.sizeof("iou_extent")
-#: Without zeroing them: C fills what is read.
+#: This does not zero the records: C fills those that are read.
 _new_records = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def new_records(most: int) -> Any:
-    """Return memory for so many extents, each of RECORD_SIZE bytes."""
+    """Return memory for `most` extents, each of RECORD_SIZE bytes."""
     return _new_records(_RECORDS, most)
 
 
 def extent_list(records: Any, count: int, offset: int) -> ExtentList:
-    """Return what C has told of the range from offset on, without a step of Python for each extent."""
+    """Return C's records of the range from offset on as a list, without a step of Python for each extent."""
     numbers = memoryview(ffi.buffer(records, count * RECORD_SIZE)).cast("Q")
     bounds = array("Q", [offset])
     bounds.frombytes(numbers[::2].tobytes())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what is durable of one image; ioutil_ext/api/durable.h has its guarantee.
+"""The record of which ranges of an image are durable. ioutil_ext/api/durable.h has its guarantee.
 
-C keeps the record, operation by operation. NO_RECORD records nothing.
+C updates the record with each operation. NO_RECORD records nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from ioutil_ext import ffi, lib
 
 from ..errors import StorageError
 
-#: Ranges that are fetched at a time.
+#: Ranges that one call of C returns at most.
 BATCH = 1024
 
 
 class DurableState(NamedTuple):
-    """What a record has: bytes and ranges that are durable; whether it is closed; errno of its journal, 0: none."""
+    """The durable bytes and ranges in a record, whether it is closed, and the errno of its journal, or 0."""
 
     bytes: int
     ranges: int
@@ -25,22 +25,23 @@ class DurableState(NamedTuple):
 
 
 class DurableRecord:
-    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing. name: of its journal.
+    """A record with a journal of this name. Thread-safe. `shared` is C's iou_durable; with NULL nothing is recorded.
 
-    Others may ask for the state of a record, or write it, while its image is closed and after that.
+    Any thread may ask for the state of a record, or write it, while its image is closed and after that.
     """
 
     def __init__(self, shared: Any = ffi.NULL, name: str = "") -> None:
-        #: Stays as long as this object, so that no thread uses what another one has freed.
+        #: C frees this with this object, so that no thread uses what another one has freed.
         self.shared = ffi.gc(shared, lib.iou_durable_release) if shared else shared
         self.name = name
 
     @classmethod
     def new(cls, directory: int, name: str, header: str, ranges: Sequence[tuple[int, int]]) -> "DurableRecord":
-        """Make a record with (start, end) ranges, and write its journal anew. Blocks.
+        """Make a record with (start, end) ranges, and write a new journal in place of an old one. Blocks.
 
-        directory: a descriptor, open until end(). name: of the file. header: of image and ticket, ASCII. Raises
-        StorageError: the journal is the one that was there, if any, or a new one.
+        `directory` is a descriptor that stays open until end(), and `name` the name of the journal in it. `header`, in
+        ASCII, is about image and ticket. Raises StorageError. Then the journal is the old one, if there was one, or a
+        new one.
         """
         result = ffi.new("iou_durable **")
         told = ffi.new("iou_range[]", list(ranges))
@@ -50,9 +51,9 @@ class DurableRecord:
         return cls(result[0], name)
 
     def end(self) -> None:
-        """Write what the journal does not have, and close it: another record may have it from now on. Blocks.
+        """Write what the journal does not have yet, and close it, so that another record may use it. Blocks.
 
-        Nothing becomes durable any more, and a change of durable bytes fails.
+        From now on the record gets no more ranges, and a change of durable bytes fails.
         """
         lib.iou_durable_end(self.shared)
 
@@ -64,19 +65,19 @@ class DurableRecord:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether write() should be called: durable ranges wait for it."""
+        """Tell whether write() should be called, because durable ranges wait for it."""
         return bool(lib.iou_durable_is_due(self.shared))
 
     def write(self) -> None:
         """Write what the journal does not have yet. Blocks."""
         lib.iou_durable_write(self.shared)
 
-    # What it tells
+    # What the record has
 
     def ranges(self, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the parts behind an offset of the (start, end) ranges that are durable, in order.
+        """Yield the durable (start, end) ranges after an offset, in order.
 
-        They do not overlap, also if the record changes meanwhile.
+        They do not overlap, even if the record changes at the same time.
         """
         found = ffi.new("iou_range[]", BATCH)
         while count := lib.iou_durable_ranges(self.shared, offset, found, BATCH):
@@ -85,11 +86,11 @@ class DurableRecord:
             offset = int(found[count - 1].end)
 
     def state(self) -> DurableState:
-        """Return what the record has now."""
+        """Return the present state of the record."""
         info = ffi.new("iou_durable_info *")
         lib.iou_durable_state(self.shared, info)
         return DurableState(int(info.bytes), int(info.ranges), bool(info.closed), int(info.error))
 
 
-#: Records nothing.
+#: A record that records nothing.
 NO_RECORD = DurableRecord()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identities of images that outlive this process: what a record of durable ranges is bound to.
+"""Identities of images that outlive this process. A record of durable ranges is bound to one.
 
-Two images never have the same identity. If that is not sure, an image has none.
+Two images never have the same identity. An image for which that is not sure has none.
 """
 
 import os
@@ -10,26 +10,26 @@ from typing import Any
 
 _SYSFS = Path("/sys/dev/block")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Names that devices have for ever, relative to the directory of the whole disk: SCSI, NVMe, device mapper, virtio.
+#: Files with a device's permanent name, relative to the directory of the disk: SCSI, NVMe, device mapper, virtio.
 _NAMES = ("device/wwid", "wwid", "dm/uuid", "serial")
-#: Kinds of disks that get other content and keep their sequence number: drivers/block/nbd.c and zram of Linux 6.18.
+#: Kinds of disks whose content is replaced under the same sequence number (drivers/block/nbd.c and zram, Linux 6.18).
 _REUSED = ("nbd", "zram")
 
 
 def of_file(device: int, inode: int, birth: Any) -> str | None:
-    """Return the identity of a file; None if its birth is unknown, because inode numbers are used again.
+    """Return the identity of a file, or None if its birth is unknown, because inode numbers are used again.
 
-    device, inode: as of stat(2). birth: C's iou_birth.
+    `device` and `inode` are those of stat(2), `birth` is C's iou_birth.
     """
     return f"file {device} {inode} {birth.time} {birth.version}" if birth.time else None
 
 
 def of_device(device: int, size: int) -> str | None:
-    """Return the identity of a block device. device: its number. size: in bytes. Blocks for a moment on sysfs.
+    """Return the identity of a block device with this number and size in bytes. Blocks for a moment on sysfs.
 
-    A device without a name of its own, or whose medium can be changed, has an identity until it is detached or the host
-    starts anew. The sequence number of the disk says so: two attached disks, or media, never have the same (Linux 5.15,
-    Documentation/ABI/stable/sysfs-block).
+    A device without a permanent name, or with a medium that can be changed, keeps its identity only until it is
+    detached or the host reboots. This identity is the disk's sequence number, which no other attached disk or medium
+    has (Linux 5.15, Documentation/ABI/stable/sysfs-block).
     """
     try:
         directory = (_SYSFS / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
@@ -45,7 +45,7 @@ def _is_partition(directory: Path) -> bool:
 
 
 def _name(disk: Path) -> str | None:
-    """Return what no other disk, and no other medium in it, is called; None: it is not known."""
+    """Return a name that no other disk has, and no other medium in this one, or None if there is no such name."""
     if disk.name.startswith(_REUSED):
         return None
     if _read(disk / "removable") == "0":

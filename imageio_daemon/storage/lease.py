@@ -7,7 +7,7 @@ from ioutil_ext import ffi, lib
 
 _numbers = itertools.count(1)
 
-#: The limit of times in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
+#: The latest time in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
 MAX_NANOSECONDS = 2**61
 
 
@@ -15,7 +15,7 @@ class Lease:
     """Hold the expiry of a ticket and the time of its last use, in memory that Python and C share.
 
     Times are seconds of time.monotonic(), which is the clock of C (CLOCK_MONOTONIC). `shared` is the iou_lease of C.
-    Python changes it only under the transfer's lock. C renews it at any time, while it serves requests.
+    Python changes it only under the transfer's lock. C may renew it at any time, while it serves requests.
     """
 
     __slots__ = ("shared",)
@@ -29,7 +29,7 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """Return the number of this lease, which no other one of the process has had."""
+        """Return the number of this lease, which no other lease of the process has had."""
         return int(self.shared.number)
 
     @property
@@ -42,17 +42,20 @@ class Lease:
         self.shared.expires = _nanoseconds(when) & ~lib.IOU_LEASE_ENDED
 
     def end(self, now: float) -> None:
-        """Let the ticket expire now. Requests that end later do not renew it, even if they began before."""
+        """Let the ticket expire now. No request renews it any more, even if it began before."""
         self.shared.expires = _nanoseconds(now) | lib.IOU_LEASE_ENDED
 
     def renew(self, now: float) -> None:
-        """Let the ticket live for its timeout from now at least, as a request has ended; not if end() has ended it."""
+        """Note that a request has ended, and let the ticket live for its timeout from now at least.
+
+        A ticket that end() has ended is not renewed.
+        """
         self.active = now
         if not self.shared.expires & lib.IOU_LEASE_ENDED:
             self.expires = self.renewed(now)
 
     def renewed(self, now: float) -> float:
-        """Return the time at which the ticket expires if a request ends now."""
+        """Return the time at which the ticket would expire if a request ended now."""
         ended = self.shared.expires & lib.IOU_LEASE_ENDED
         return self.expires if ended else max(self.expires, now + self.shared.timeout / 1e9)
 

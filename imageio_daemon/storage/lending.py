@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the requests of all transfers borrow: buffers for their data."""
+"""Buffers for the data of requests."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,14 @@ from ..errors import Unavailable
 from ..units import MiB
 from .buffers import MAX_BUFFER, PAGE, Buffer, BufferPool
 
-#: Bytes that a request moves at a time if it had to wait for memory. Measured with 64 downloads that no client reads,
+#: Most bytes of the buffer of a request that had to wait for memory. Measured with 64 downloads that no client reads,
 #: and a budget of 80 MiB: without this limit, 10 were answered at once, and 20 more every 70 s, when those before them
 #: had timed out. With this limit, all are answered after the first timeout.
 SCARCE = 1 * MiB
 
 
 class Buffers:
-    """Lend buffers of a pool to the requests of all transfers. size: most bytes of a buffer."""
+    """Lend buffers of a pool, with at most `size` bytes each, to the requests of all transfers."""
 
     def __init__(self, pool: BufferPool, size: int = MAX_BUFFER) -> None:
         self.pool = pool
@@ -32,11 +32,11 @@ class Buffers:
         *,
         patience: float | None = None,
     ) -> AsyncIterator[list[Buffer]]:
-        """Lend one buffer, and up to `most` for a request that can use them and need not wait for the others.
+        """Lend one buffer to the owner's request, and up to `most` if the request is long enough and they are free.
 
-        length: of the request, in bytes; None: unknown. piece: most bytes of a buffer, if less than `size`. A request
-        that has to wait for its first buffer gets at most SCARCE bytes, and waits at most `patience` seconds. Raises
-        Unavailable.
+        `length` is the request's, in bytes, or None if it is unknown. `piece` is the most bytes of a buffer, if less
+        than `size`. A request that has to wait for its first buffer gets at most SCARCE bytes, and waits at most
+        `patience` seconds. Raises Unavailable.
         """
         size = min(self.size, piece)
         wanted = size if length is None else min(size, length + PAGE)

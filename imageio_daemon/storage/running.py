@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in storage, for the status of a transfer."""
+"""Operations that run in storage, for the status of a transfer."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What an operation of Python does. Those of lanes have the names of C's iou_kind."""
+    """What an operation of Python does. Operations of lanes have the names of C's iou_kind."""
 
     READ = "read"
     WRITE = "write"
@@ -17,7 +17,7 @@ class Kind(StrEnum):
     STAT = "stat"
 
 
-#: Seconds after which an operation is said to hang. Usual ones of a few MiB take some ms.
+#: Seconds after which an operation counts as hanging. Usually one of a few MiB takes some ms.
 HANGING = 30.0
 
 #: The operations that read bytes of the image.
@@ -25,7 +25,7 @@ READING = (Kind.READ, Kind.CHECKSUM)
 
 
 class WaitingOperation(NamedTuple):
-    """An operation that storage has not completed. seconds: since it, or its last part, began."""
+    """An operation that storage has not completed. `seconds` is the time since it, or its last part, began."""
 
     seconds: float
     kind: str

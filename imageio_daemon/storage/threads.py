@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that block, in threads of their own."""
+"""Blocking functions in threads of their own."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def start_thread(function: Callable[[], _T]) -> "Future[_T]":
-    """Call a function that blocks in a thread of its own, which does not hold up the end of the process."""
+    """Call a blocking function in a new thread, which does not hold up the end of the process."""
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -26,9 +26,9 @@ def start_thread(function: Callable[[], _T]) -> "Future[_T]":
 
 
 async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] | None = None) -> _T:
-    """Call a function in a thread of its own and return its result.
+    """Call a blocking function in a new thread, and return its result.
 
-    Cancellation does not end the function. discard: called with a result that nobody gets, in a thread, too.
+    Cancelling the task does not end the function. Then `discard` is called with the result, in another thread.
     """
     future = start_thread(function)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was done for a lane, a transfer or all of them."""
+"""Totals of what storage has done for a lane, for a transfer or for all of them."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -12,10 +12,10 @@ _NO_FAILURES: Counter[str] = Counter()
 
 
 class Totals(NamedTuple):
-    """Bytes that were read, written, and zeroed by each method; operations that storage has failed, by kind.
+    """Bytes that were read, written, and zeroed by each method, and failed operations of each kind.
 
-    Bytes count each time. Those that are read for a checksum count, too. The counters are not changed. limited: seconds
-    in which transfers have waited for limits on their rate.
+    A byte counts each time, and also if it was read for a checksum. `limited` is the seconds in which transfers have
+    waited for rate limits. Do not change the counters.
     """
 
     read: int = 0

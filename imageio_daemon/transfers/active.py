@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transfers are active, and which may become so: all, those that a drain lets go on, or a limited number."""
+"""Which transfers are active, and which may become active: all, those of a drain, or a limited number."""
 
 import time
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..errors import TooManyTransfers, Unavailable
 from .transfer import Transfer
 
-#: Seconds for which a transfer without connections counts as in use: its client may use a connection for each request.
+#: Seconds for which a transfer without connections stays active, because its client may connect for each request.
 PAUSE = 10.0
 
 
@@ -18,12 +18,12 @@ class Drain:
         self._going = {transfer for transfer in transfers if in_use(transfer)}
 
     def require(self, transfer: Transfer) -> None:
-        """Raise Unavailable if a transfer does not go on in this process."""
+        """Raise Unavailable if a transfer may not go on in this process."""
         if transfer not in self._going:
             raise Unavailable("The server takes no more transfers")
 
     def left(self) -> int:
-        """Return how many transfers go on, without those that have paused or ended since the last call."""
+        """Return how many transfers still go on. A transfer that was seen paused or ended does not go on again."""
         self._going = {transfer for transfer in self._going if in_use(transfer)}
         return len(self._going)
 
@@ -34,18 +34,18 @@ def in_use(transfer: Transfer) -> bool:
 
 
 class AtWork:
-    """Keep at most `most` transfers at work; 0: no limit.
+    """Keep at most `most` transfers active. 0 is no limit.
 
-    A transfer is at work from its first request until it has paused; see in_use().
+    A transfer is active from its first request until it has paused; see in_use().
     """
 
     def __init__(self, most: int = 0) -> None:
-        #: The limit, which can be changed. Transfers that are at work go on.
+        #: The limit, which can be changed. Active transfers go on.
         self.most = most
-        self._begun: dict[Transfer, float] = {}  # when each began, in seconds
+        self._begun: dict[Transfer, float] = {}  # when each has begun, in seconds
 
     def require(self, transfer: Transfer) -> None:
-        """Let a transfer be active. Raises TooManyTransfers if it is not and the limit is reached."""
+        """Let a transfer be active. Raises TooManyTransfers if it is not active yet and the limit is reached."""
         if not self.most or transfer in self._begun:
             return
         now = time.monotonic()
@@ -56,5 +56,5 @@ class AtWork:
 
 
 def _works(transfer: Transfer, seconds: float) -> bool:
-    """Tell whether a transfer that has begun `seconds` ago is active. Its first request may not be seen yet."""
+    """Tell whether a transfer that has begun `seconds` ago is active, also before its first request is counted."""
     return in_use(transfer) or (seconds < PAUSE and not transfer.permission.canceled)

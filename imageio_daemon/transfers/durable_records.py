@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of durable ranges of all open images that tickets may write (ADR 21).
 
-A record belongs to one ticket and one image: its journal is found again by both. While another ticket may write the
-same image, there is none.
+A record belongs to one ticket and one image, and both are needed to find its journal again. While several tickets may
+write an image, it has no record.
 """
 
 import errno
@@ -28,27 +28,26 @@ log = logging.getLogger(__name__)
 
 #: The directory of journals in the state directory.
 DIRECTORY = "durable"
-#: Seconds after which a journal that nobody has used is removed: an upload that is continued later starts from the
-#: beginning.
+#: Seconds after which an unused journal is removed. An upload that is continued later starts from the beginning.
 MOST_AGE = 14 * 24 * 3600.0
-#: Journals that are kept: the newest ones. With 4 KiB each, 40 MiB.
+#: Most journals that are kept, the newest ones. With 4 KiB each, they have 40 MiB.
 MOST_JOURNALS = 10_000
 #: Seconds between removals of old journals.
 TIDY_INTERVAL = 3600.0
 
 
 class _Image:
-    """An image that tickets have opened to write it. key: equal for two of the same image.
+    """An image that tickets have opened for writing. Two of the same image have equal keys.
 
-    lock: held while a writer comes or leaves, over what that does on the disk. So none writes before the records of the
-    others are void, and none reads a journal before the record that it belongs to has ended.
+    The lock is held while a writer comes or leaves, with all that this does on the disk. So none writes before the
+    records of the others are void, and none reads a journal before the journal's record has ended.
     """
 
     def __init__(self, key: object) -> None:
         self.key = key
         self.lock = threading.Lock()
         self.writers: list[RecordWriter] = []
-        #: Writers that are there, come or leave.
+        #: Number of writers that are there, come or leave.
         self.users = 0
 
 
@@ -59,21 +58,21 @@ class RecordWriter:
     ticket: Ticket
     image: _Image
     record: DurableRecord = NO_RECORD
-    #: Another ticket may write the image, too, or has done so.
+    #: Whether another ticket may write the image, too, or could before.
     shared: bool = False
-    #: It should have a record, which could not be made.
+    #: Whether the image should have a record that could not be made.
     lacks: bool = False
-    #: It has left.
+    #: Whether this writer has left.
     left: bool = False
-    #: That the journal cannot be kept was logged.
+    #: Whether it was logged that the journal cannot be kept.
     told: bool = False
 
 
 class DurableRecords:
     """Make, find and end records. Threads do what blocks on the disk.
 
-    Without a state directory, all records are empty. Pass wanted=True if the operator wants records: then clients are
-    told that there are some.
+    Without a state directory, all records are empty. Pass wanted=True if the operator wants records. Then clients learn
+    that there are records.
     """
 
     def __init__(self, state: StateDirectory | None, *, wanted: bool = False) -> None:
@@ -85,7 +84,7 @@ class DurableRecords:
         self._working: Future[None] | None = None
 
     def why_not_kept(self) -> str:
-        """Return why what is durable does not outlive the process as it should; "": it does."""
+        """Return why records do not outlive the process as they should, or "" if they do."""
         with self._lock:
             writers = [writer for image in self._images.values() for writer in image.writers]
         if any(writer.lacks for writer in writers):
@@ -96,7 +95,7 @@ class DurableRecords:
     async def open(self, ticket: Ticket, backend: Backend) -> RecordWriter | None:
         """Begin the record of an image that was just opened, until close(). Return None if the ticket may not write.
 
-        Raises StorageError: a record that must go cannot be removed, so the image must not be written.
+        Raises StorageError if an old record cannot be removed. Then the image must not be written.
         """
         if not ticket.may(Access.WRITE):
             return None
@@ -117,9 +116,9 @@ class DurableRecords:
         await in_thread(lambda: self._end(writer))
 
     def watch(self) -> None:
-        """Write what journals lack, log those that cannot be kept, and remove old ones. Called every few seconds.
+        """Write what journals lack, log journals that cannot be kept, and remove old ones. Call this every few seconds.
 
-        This does not wait for the disk. While the disk hangs, later calls only log.
+        It does not wait for the disk. While the disk hangs, later calls only log.
         """
         with self._lock:
             writers = [writer for image in self._images.values() for writer in image.writers]
@@ -133,7 +132,7 @@ class DurableRecords:
 
     @property
     def working(self) -> bool:
-        """Tell whether a thread still does what watch() has begun."""
+        """Tell whether a thread still works for an earlier watch()."""
         return self._working is not None and not self._working.done()
 
     def _work(self, writers: Sequence[RecordWriter], due: Sequence[RecordWriter], *, tidies: bool) -> None:
@@ -150,19 +149,19 @@ class DurableRecords:
             return image
 
     def _begin(self, writer: RecordWriter, info: BackendInfo) -> None:
-        """Make the records of others void, or begin a record if there is no other. Blocks. Raises StorageError."""
+        """Begin the record of the only writer, or void the records of all writers. Blocks. Raises StorageError."""
         image = writer.image
         with image.lock:
             if writer.left:
                 return
             for other in image.writers:
                 writer.shared = other.shared = True
-                other.record.void()  # again, if an earlier one has failed
+                other.record.void()  # also after an earlier call has failed
             image.writers.append(writer)
             writer.record = self._make(writer, info)
 
     def _end(self, writer: RecordWriter) -> None:
-        """End a record after _begin(), which may not have begun yet. Blocks."""
+        """End a record. _begin() may not have run yet. Blocks."""
         image = writer.image
         with image.lock:
             writer.left = True
@@ -175,7 +174,7 @@ class DurableRecords:
                 del self._images[image.key]
 
     def _make(self, writer: RecordWriter, info: BackendInfo) -> DurableRecord:
-        """Make the record of a writer. An image that is written without one has no journal. Blocks."""
+        """Make the record of a writer. If the image is written without a record, remove its journal. Blocks."""
         if self._directory is None:
             return NO_RECORD
         if info.lasting is None:
@@ -201,10 +200,10 @@ def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
 
 
 def _new_record(directory: int, name: str, ticket: Ticket, info: BackendInfo) -> DurableRecord:
-    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks. Raises StorageError.
+    """Make a record with the ranges in the image's journal, if that is of this ticket. Blocks. Raises StorageError.
 
-    An image that has become shorter than what was durable, or has another size although it cannot grow, has been
-    changed by somebody else.
+    The ranges are not used if somebody else has changed the image. It then is shorter than the ranges, or has another
+    size although it cannot grow.
     """
     size = "any" if info.can_grow else info.size
     header = f"{name} {short_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain} {size}')}"
@@ -239,7 +238,7 @@ def _remove(directory: int, name: str) -> None:
 
 
 def _open_directory(state: StateDirectory) -> tuple[int | None, str]:
-    """Return the directory of journals, and remove old ones. None: it cannot be used, and the reason. Blocks."""
+    """Return the directory of journals, and remove old ones. Return None and the reason if that fails. Blocks."""
     try:
         directory = state.directory(DIRECTORY)
         _tidy(directory, ())
@@ -250,7 +249,7 @@ def _open_directory(state: StateDirectory) -> tuple[int | None, str]:
 
 
 def _tidy(directory: int, used: Container[str]) -> None:
-    """Remove journals that are old, or too many, but none of those in use. Blocks. Raises OSError."""
+    """Remove journals that are old or too many, but none that is in use. Blocks. Raises OSError."""
     found = [(os.stat(name, dir_fd=directory).st_mtime, name) for name in os.listdir(directory)]
     found.sort(reverse=True)
     oldest = time.time() - MOST_AGE
@@ -263,6 +262,6 @@ def _tidy_or_tell(directory: int, used: Container[str]) -> None:
     try:
         _tidy(directory, used)
     except FileNotFoundError:
-        return  # a record was made void meanwhile: the next call removes the others
+        return  # a record has just become void; the next call removes the other journals
     except OSError as e:
         log.warning("old records of what was durable cannot be removed: %s", e)

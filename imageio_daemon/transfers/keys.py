@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keys of a ticket's document may hold. Functions raise InvalidRequest, whose text never has the ticket id."""
+"""Checks of the keys in a ticket's document. Functions raise InvalidRequest, whose text never has the ticket id."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MAX_ID = 255
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
-#: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
+#: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is refused.
 MAX_SIZE = 10**39 - 1
 #: The longest name of a bitmap, in bytes: the limit of qcow2.
 MAX_BITMAP = 1023
@@ -39,12 +39,12 @@ def required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
 
 
 def optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -> Any:
-    """Return the value of a key, or the default if it is not there."""
+    """Return the value of a key, or the default if the key is missing."""
     return typed(data[key], key, kind) if key in data else default
 
 
 def typed(value: object, key: str, kind: type[_T]) -> _T:
-    """Return a value of this type."""
+    """Return the value if it has this type."""
     # bool is a subclass of int, but true is not a size.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
@@ -52,17 +52,17 @@ def typed(value: object, key: str, kind: type[_T]) -> _T:
 
 
 def number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
-    """Return a number between two limits, both included."""
+    """Return the number if it is between two limits, both included."""
     if not least <= value <= most:
         raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {most}")
     return value
 
 
 def text(value: str, key: str, limit: int, *, empty: bool = True, errors: str = "strict") -> str:
-    """Return text that can be encoded. limit: bytes of UTF-8. errors: what becomes of lone surrogates, as in encode().
+    """Return the text if it can be encoded in at most `limit` bytes of UTF-8. `errors` is as in encode().
 
-    JSON can contain lone surrogates, which are no text. In names of files those of PEP 383 stand for bytes that are not
-    UTF-8: "\\udcff" for the byte 0xff.
+    JSON can contain lone surrogates, which are not valid text. In file names, those of PEP 383 stand for bytes that are
+    not UTF-8: "\\udcff" for the byte 0xff.
     """
     if not value and not empty:
         raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
@@ -76,7 +76,7 @@ def text(value: str, key: str, limit: int, *, empty: bool = True, errors: str = 
 
 
 def image_url(value: str) -> str:
-    """Return a url of a scheme that is known, whose form is right."""
+    """Return the url if its scheme is known and its form is right."""
     is_file = value.startswith(FILE_URL)
     text(value, "url", MAX_URL, empty=False, errors="surrogateescape" if is_file else "strict")
     if "\0" in value:
@@ -124,7 +124,7 @@ def since(value: str | None, url: str) -> str | None:
 
 
 def rate(data: Mapping[str, Any]) -> int | None:
-    """Return a rate, in bytes per second; 0: no limit; None: the document has none."""
+    """Return the rate in bytes per second, 0 for no limit, or None if the document has none."""
     if "rate" not in data:
         return None
     value = typed(data["rate"], "rate", int)
@@ -134,12 +134,12 @@ def rate(data: Mapping[str, Any]) -> int | None:
 
 
 def given_text(data: Mapping[str, Any], key: str, limit: int, *, empty: bool = True) -> str | None:
-    """Return the text of a key; None: it is not there."""
+    """Return the text of a key, or None if the key is missing."""
     return text(typed(data[key], key, str), key, limit, empty=empty) if key in data else None
 
 
 def filename(value: str | None) -> str | None:
-    """Return a name that can stand in a header field."""
+    """Return the name if it can stand in a header field."""
     if value is None:
         return None
     if _CONTROL.search(value):

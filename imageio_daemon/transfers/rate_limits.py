@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits on the rates of tickets and tenants, and how they change."""
+"""The rate limits of tickets and tenants, and how they change."""
 
 import weakref
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from .ticket import Ticket
 
 
 class LimitChanges(NamedTuple):
-    """What a request changes of the limits of all transfers; None: not this.
+    """What a request changes of the limits of all transfers. None leaves a limit as it is.
 
-    rate, tenant_rate: see RateLimits. transfers: how many may be at work at a time. 0: no limit. tenants: rates of
-    single tenants by their names; None: tenant_rate counts for this one, too.
+    For `rate` and `tenant_rate`, see RateLimits. `transfers` is how many may be active at a time. 0 is no limit.
+    `tenants` has the rates of single tenants by their names. A tenant with None has `tenant_rate` again.
     """
 
     rate: int | None
@@ -40,7 +40,7 @@ class LimitChanges(NamedTuple):
         )
 
     def as_json(self) -> dict[str, object]:
-        """Return those that are told."""
+        """Return the limits that are set."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -78,7 +78,7 @@ class RateLimits:
         self._rate = rate
         self._tenant_rate = tenant_rate
         self._own = dict(tenants)
-        #: The buckets of tickets that tell no rate.
+        #: The buckets of tickets without a rate of their own.
         self._default: weakref.WeakSet[Bucket] = weakref.WeakSet()
         #: The buckets of tenants that have a ticket or a lane.
         self._tenants: weakref.WeakValueDictionary[str, Bucket] = weakref.WeakValueDictionary()
@@ -97,27 +97,27 @@ class RateLimits:
 
     @property
     def rate(self) -> int:
-        """Return the rate of tickets that tell none."""
+        """Return the rate of tickets without a rate of their own."""
         return self._rate
 
     @property
     def tenant_rate(self) -> int:
-        """Return the rate of each tenant that has none of its own."""
+        """Return the rate of each tenant without a rate of its own."""
         return self._tenant_rate
 
     @property
     def tenants(self) -> dict[str, int]:
-        """Return the rates of tenants that have one of their own."""
+        """Return the rates of tenants that have their own."""
         return dict(self._own)
 
     def set_rate(self, rate: int) -> None:
-        """Change the rate of tickets that tell none. Raises InvalidRequest."""
+        """Change the rate of tickets without a rate of their own. Raises InvalidRequest."""
         self._rate = rate
         for bucket in self._default:
             bucket.rate = rate
 
     def set_tenant_rate(self, rate: int) -> None:
-        """Change the rate of all tenants that have none of their own. Raises InvalidRequest."""
+        """Change the rate of all tenants without a rate of their own. Raises InvalidRequest."""
         self._tenant_rate = rate
         self._renew()
 
@@ -127,7 +127,10 @@ class RateLimits:
         self._renew()
 
     def change_tenants(self, changes: Mapping[str, int | None]) -> None:
-        """Give these tenants rates of their own; None: no more. Raises InvalidRequest, also for too many tenants."""
+        """Give these tenants rates of their own, or with None the common rate again.
+
+        Raises InvalidRequest, also for too many tenants.
+        """
         changed = {**self._own, **changes}
         own = {name: rate for name, rate in changed.items() if rate is not None}
         if len(own) > MAX_TENANTS:
@@ -136,7 +139,7 @@ class RateLimits:
         self._renew()
 
     def _renew(self) -> None:
-        """Give the buckets of tenants the rates that hold now. A change empties one."""
+        """Give the buckets of tenants the present rates, where they differ: setting a rate empties the bucket."""
         for name, bucket in self._tenants.items():
             if bucket.rate != (rate := self._own.get(name, self._tenant_rate)):
                 bucket.rate = rate

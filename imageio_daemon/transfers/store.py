@@ -23,7 +23,7 @@ from .transfer import Transfer
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the close of an image may take in a removal that does not wait for requests. Normal: some ms.
+#: Seconds that the close of an image may take in a removal that does not wait for requests. Usually it takes some ms.
 CLOSE_TIMEOUT = 5.0
 
 
@@ -34,10 +34,10 @@ async def _unknown(_: Ticket) -> None:
 class TransferStore:
     """All transfers by ticket id.
 
-    open_backend opens the image of a ticket, and identify returns its identity. The store has at most most_tickets
-    tickets, and each ticket at most most_connections connections. With keep_tickets, the tickets of install() are kept
-    in the state directory for the next process; without a state directory, none are. The store tells the audit log
-    (events) what is done to tickets. The clock counts seconds.
+    `open_backend` opens the image of a ticket, and `identify` returns its identity. The store has at most
+    `most_tickets` tickets, and each ticket at most `most_connections` connections. With `keep_tickets`, the tickets of
+    install() are kept in the state directory for the next process. Without a state directory, none are. `events` is the
+    audit log, to which the store reports changes of tickets. The clock counts seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TransferStore:
         clock: Clock = time.monotonic,
     ) -> None:
         self._records = records or DurableRecords(None)
-        #: Of rates.
+        #: The rate limits.
         self.limits = limits or RateLimits()
         self._events = events or AuditLog(None)
         self._open_backend = open_backend
@@ -67,15 +67,15 @@ class TransferStore:
         self._canceled = CanceledTransfers()
         #: The files of the tickets of install().
         self.kept_tickets = KeptTickets.open(state, clock, self._transfers, wanted=keep_tickets)
-        #: Set while the store drains: which transfers go on.
+        #: The transfers that go on, while the store drains.
         self.drain: Drain | None = None
-        #: Which transfers may work.
+        #: The transfers that may be active.
         self.at_work = AtWork()
         #: What storage has done for all transfers, by the kind of their images.
         self.totals: Sums[str, Transfer, Totals] = Sums(Totals(), Transfer.totals)
 
     def add(self, ticket: Ticket) -> Transfer:
-        """Add a ticket that is not kept, and replace one of the same id, whose requests are cancelled.
+        """Add a ticket that is not kept. It replaces one with the same id, whose requests are cancelled.
 
         Raises TooManyTickets.
         """
@@ -99,7 +99,7 @@ class TransferStore:
         return transfer
 
     def restore(self) -> None:
-        """Add the tickets that were kept by the process before. Blocks: a thread calls it, before anybody else."""
+        """Add the tickets that the previous process has kept. Blocks. Call this in a thread, before any other use."""
         dropped = 0
         for record in self.kept_tickets.load():
             try:
@@ -173,7 +173,7 @@ class TransferStore:
         return self._records.wanted
 
     def get(self, ticket_id: str) -> Transfer | None:
-        """Return the transfer of a ticket in any state; None: there is no such ticket."""
+        """Return the transfer of a ticket in any state, or None if there is no such ticket."""
         return self._transfers.get(ticket_id)
 
     def all(self) -> list[Transfer]:
@@ -181,10 +181,10 @@ class TransferStore:
         return list(self._transfers.values())
 
     def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
-        """Return the transfer of a ticket that allows this access now. access None asks only for a valid ticket.
+        """Return the transfer of a ticket that allows this access now. For access None, it only has to be valid.
 
-        Raises Forbidden; TooManyTransfers if too many others are active; and Unavailable while the store drains, unless
-        the transfer was in use when that began.
+        Raises Forbidden, TooManyTransfers if too many others are active, and Unavailable while the store drains, unless
+        the transfer was active when that began.
         """
         transfer = self._transfers.get(ticket_id)
         if transfer is None:
@@ -197,18 +197,18 @@ class TransferStore:
         return transfer
 
     def begin_drain(self, by: Caller = DAEMON) -> None:
-        """Take no more tickets, and let only those transfers go on that are in use. Repeating has no effect."""
+        """Take no more tickets, and let only those transfers go on that are active now. Repeating has no effect."""
         if self.drain is None:
             self.drain = Drain(self.all())
             self._events.tell("draining", by, transfers=self.drain.left())
 
     async def remove(self, ticket_id: str, timeout: float, by: Caller = DAEMON) -> None:
-        """Cancel and remove a ticket. A ticket that does not exist is no error.
+        """Cancel and remove a ticket. It need not exist.
 
-        After this no operation of the ticket runs, nor any of another cancelled ticket on its image, and no later
-        process has the ticket. It waits for that at most `timeout` seconds; with 0 it does not wait for requests.
-        Raises InUse if they have not ended by then, and StorageError or Unavailable if the file of the ticket cannot be
-        removed. Then the ticket stays in the store, cancelled.
+        When this returns, no operation of the ticket or of another cancelled ticket on its image runs, and no later
+        process will load the ticket. It waits for this at most `timeout` seconds; with 0 it does not wait for requests.
+        Raises InUse if operations have not ended by then, and StorageError or Unavailable if the file of the ticket
+        cannot be removed. In both cases the ticket stays in the store, cancelled.
         """
         transfer = self._transfers.get(ticket_id)
         if transfer is not None:
@@ -228,7 +228,7 @@ class TransferStore:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
 
     def _tell_canceled(self, transfer: Transfer, by: Caller) -> None:
-        """Tell of a cancel, before it happens. A removal that is tried again is no other cancel."""
+        """Log a cancel in the audit log, before it happens, unless an earlier removal has cancelled the transfer."""
         if not transfer.permission.canceled:
             self._events.tell("ticket canceled", by, transfer=transfer.ticket.log_name)
 
@@ -238,7 +238,7 @@ class TransferStore:
         for transfer in taken:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
         ids = {transfer.ticket.ticket_id for transfer in taken}
-        ids.update(self.kept_tickets.ids())  # of earlier removals that have failed, too
+        ids.update(self.kept_tickets.ids())  # also those of earlier removals that have failed
         await until_forgotten(self.kept_tickets.forget(ids))
 
     def _take_all(self, *, goes_on: bool = False) -> list[Transfer]:
@@ -252,12 +252,12 @@ class TransferStore:
         return transfers
 
     def interrupt(self) -> None:
-        """Cancel all transfers, because the process ends. Requests end at their next step; the next process goes on."""
+        """Cancel all transfers, because the process ends. Requests end at their next step. The next process goes on."""
         self.kept_tickets.renew(at_end=True)
         self._take_all(goes_on=True)
 
     async def close(self) -> None:
-        """Do as interrupt(), and wait until all transfers have ended, with their images flushed and closed."""
+        """Do as interrupt(), then wait until all transfers have ended, with their images flushed and closed."""
         self.interrupt()
         for end in self._canceled.all():
             await end.until_ended()
@@ -269,6 +269,6 @@ class TransferStore:
         self._canceled.require_room(len(self._transfers), self.most_tickets)
 
     def _cancel(self, transfer: Transfer, *, goes_on: bool = False) -> None:
-        """Cancel a transfer, which self._canceled has already: so no other one opens its image before its end."""
+        """Cancel a transfer. Add it to self._canceled before, so that no other one opens its image before its end."""
         transfer.cancel(goes_on=goes_on)
         self._canceled.add(transfer.end)

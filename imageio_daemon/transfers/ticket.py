@@ -13,8 +13,8 @@ from ..urls import nbd as nbd_url
 from ..urls import rbd as rbd_url
 from . import keys
 
-#: What may have the image of a ticket: a file or device, an NBD server, another server of the images API, and, by
-#: a qemu-nbd of ours, an image with a format or Ceph.
+#: Where the image of a ticket may be: in a file or device, on an NBD server, on another server of the images API, in a
+#: file with a format, or on Ceph.
 STORAGE = ("file", "nbd", "http", "qemu", "rbd")
 
 
@@ -29,13 +29,13 @@ class Access(Enum):
 class Ticket:
     """Authorise a transfer of one image.
 
-    size: bytes; no request may touch a byte at or past it. declared_size: the size in the document if it is more than
-    an image can have; then only the image limits requests. timeout: seconds for which the ticket is valid without use.
-    inactivity_timeout: seconds for which a connection that has used it may be idle. sparse: zeroing may deallocate.
-    format: of a file. backing_chain: serve the file with its backing files, not its top layer alone. bitmap: name of
-    the bitmap of the file that holds the dirty extents. since: of an image on Ceph, the snapshot with which it is
-    compared for dirty extents. rate: most bytes per second, both directions together; 0: no limit; None: the default.
-    tenant: whose tickets share a limit. shared: other programs may use the image meanwhile.
+    No request may touch a byte at or past `size`. `declared_size` is set if the document has a size that no image can
+    have; then only the image limits requests. The ticket is valid for `timeout` seconds without use. A connection that
+    has used it may be idle for `inactivity_timeout` seconds. With `sparse`, zeroing may deallocate. `format` is that of
+    a file. With `backing_chain`, the file is served with its backing files, otherwise only its top layer. `bitmap`
+    names the bitmap of the file with the dirty extents, and `since` the snapshot of an image on Ceph to compare with
+    for them. `rate` is the most bytes per second in both directions together, 0 for no limit, or None for the default.
+    The tickets of a `tenant` share a limit. With `shared`, other programs may use the image at the same time.
     """
 
     ticket_id: str = field(repr=False)  # the secret: a client that knows it has the access
@@ -61,7 +61,7 @@ class Ticket:
     def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
         """Make a ticket of a decoded JSON document.
 
-        Unknown keys are ignored. Raises InvalidRequest with the reason, which never holds the ticket id.
+        Ignores unknown keys. Raises InvalidRequest with the reason, which never has the ticket id.
         """
         if not isinstance(data, dict):
             raise InvalidRequest("Invalid ticket: expected a JSON object")
@@ -94,10 +94,10 @@ class Ticket:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a document that from_json() accepts. Keys with seldom used options are left out at their default.
+        """Return a document that from_json() accepts, without seldom used keys that have their default.
 
-        Existing programs read the key transfer_id: without a transfer id, its value is log_name. An empty transfer id
-        is left out, as they expect.
+        Existing programs read the key transfer_id. Without a transfer id, its value is log_name. An empty transfer id
+        is left out, as these programs expect.
         """
         data: dict[str, Any] = {
             "uuid": self.ticket_id,
@@ -160,12 +160,12 @@ class Ticket:
 
     @property
     def shown_url(self) -> str:
-        """Return the url for logs, without the names that may be secrets of other servers."""
+        """Return the url for logs, without names that may be secrets of other servers."""
         return str(self.nbd or self.http or self.url)
 
     @property
     def storage(self) -> str:
-        """Return what has the image, one of STORAGE."""
+        """Return where the image is, one of STORAGE."""
         if self.format != "raw":
             return "qemu"
         known = {"nbd": nbd_url.is_nbd, "http": http_url.is_http, "rbd": rbd_url.is_rbd}
@@ -180,14 +180,17 @@ class Ticket:
         return self.ops == (access,)
 
     def require_range(self, offset: int, length: int) -> None:
-        """Raise OutOfRange unless the bytes are inside the ticket's size. offset, length: in bytes."""
+        """Raise OutOfRange unless the range, in bytes, is inside the ticket's size."""
         end = offset + length
         if end > self.size:
             raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {self.size} bytes", self.size)
 
 
 class Changes(NamedTuple):
-    """What a request changes of a ticket; None: not this. timeout: seconds from now. rate: as Ticket.rate."""
+    """What a request changes of a ticket. None leaves a value as it is.
+
+    `timeout` is in seconds from now, and `rate` is as in Ticket.
+    """
 
     timeout: int | None
     rate: int | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transfer: a ticket in use, with its permission, connections, operations, lanes, image, report and end."""
+"""A transfer: a ticket in use, with its permission, connections, operations, lanes, image, status and end."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from .parts.transfer_image import Identify, OpenBackend, TransferImage
 from .rate_limits import RateLimits
 from .ticket import Access, Ticket
 
-#: The key in kept_state of what a finalized image was verified with.
+#: The key in kept_state of the report on a finalized image.
 FINALIZED = "finalized"
 
 _KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
@@ -36,9 +36,9 @@ _KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
 class Transfer:
     """A ticket in use.
 
-    open_backend opens the image, and identify returns its identity without keeping it open. The open of the image and
-    the end of this transfer wait for the `canceled` transfers of the same image. At most most_connections may use the
-    transfer at a time. The clock counts seconds.
+    `open_backend` opens the image, and `identify` returns its identity without keeping it open. The open of the image
+    and the end of this transfer wait for the `canceled` transfers of the same image. At most `most_connections`
+    connections may use the transfer at a time. The clock counts seconds.
     """
 
     def __init__(
@@ -59,17 +59,18 @@ class Transfer:
         self.connections = Connections(self.permission, most_connections, clock)
         self._records = records
         pauses = Pauses()
-        #: The limit on the rate. All that moves bytes of the image for a client takes from it before.
+        #: The rate limit. All code that moves bytes of the image for a client takes them from this bucket before.
         self.bucket = limits.bucket(ticket)
         self._limits = limits
         self._status = TransferStatus(self._traffic, self.permission, self.connections, self.bucket, pauses, clock)
         until_free = partial(canceled.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._settle, records)
         self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, canceled, identify)
-        #: Whether the ticket outlives the process. Set by the store.
+        #: Whether the ticket outlives the process. The store sets this.
         self.kept = False
-        #: JSON values that outlive the process with the ticket; ticket and values take less than 256 KiB. After you
-        #: have changed this, in one step, await TransferStore.keep(). A ticket that replaces this one begins with none.
+        #: JSON values that outlive the process with the ticket. Ticket and values have less than 256 KiB. Change this
+        #: in one step, without `await`, and then await TransferStore.keep(). A ticket that replaces this one begins
+        #: with none.
         self.kept_state: dict[str, Any] = {}
         #: Whether the image is known to have all bytes of the ticket. It stays so, because images only grow.
         self.covered = False
@@ -85,7 +86,7 @@ class Transfer:
             self.permission.seal.close()
 
     def limit(self, rate: int) -> None:
-        """Limit the ticket to `rate` bytes per second, also requests that run; 0: no limit. Raises InvalidRequest."""
+        """Limit the ticket to `rate` bytes per second, also running requests. 0 is no limit. Raises InvalidRequest."""
         self._limits.limit(self.bucket, rate)
         self.ticket = dataclasses.replace(self.ticket, rate=rate)
 
@@ -114,11 +115,11 @@ class Transfer:
     ) -> Operation:
         """Begin an operation of this transfer. The status shows it, a cancel ends it, and its end renews the ticket.
 
-        Release the operation when the request has been answered; it ends when storage has released it, too. The range
+        Release the operation when the request has been answered. It ends when storage has released it, too. The range
         is `length` bytes at `offset`. Pass access None for an operation that any access allows, a kind if it is no
         plain read or write, and part=True if another operation counts the request. Pass the backend if you got it
-        before. Raises Forbidden if the transfer is cancelled, or has released that image. For a write, raises
-        InUse while the image is verified, and Forbidden after it was finalized.
+        before. Raises Forbidden if the transfer is cancelled, or has released that image. For a write, raises InUse
+        while the image is verified, and Forbidden after it was finalized.
         """
         changes = access is Access.WRITE
         op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
@@ -131,13 +132,13 @@ class Transfer:
         return op
 
     def abandon(self, op: Operation) -> None:
-        """Cancel an operation whose request has ended early, and interrupt what storage still does for it."""
+        """Cancel an operation whose request has ended early, and interrupt its wait in storage."""
         op.cancel()
         if op.in_storage:
             self._image.interrupt()
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
-        """Add length bytes to those that were zeroed by a method, for the log."""
+        """Add `length` bytes to those that were zeroed by a method, for the log."""
         self._traffic.zeroed(method, length)
 
     def failed(self, kind: Kind) -> None:
@@ -156,12 +157,12 @@ class Transfer:
 
     @property
     def in_force(self) -> bool:
-        """Tell whether the ticket is valid, or was when the requests that run began."""
+        """Tell whether the ticket is valid, or was valid when a running request began."""
         return self.permission.valid or self.running > 0
 
     @property
     def until(self) -> float:
-        """Return when the ticket would expire if the process, and the requests that run, ended now."""
+        """Return when the ticket would expire if the process, and all running requests, ended now."""
         return self.permission.until(running=self.running > 0)
 
     # Lanes: connections whose requests C serves, without an Operation for each
@@ -207,7 +208,7 @@ class Transfer:
 
     @property
     def record(self) -> DurableRecord | None:
-        """Return the record of what is durable, which is empty while the image is not open; None: there is none."""
+        """Return the record of what is durable, if there is one. It is empty while the image is not open."""
         return self._image.record if self.ticket.may(Access.WRITE) and self._records.wanted else None
 
     async def backend(self) -> Backend:
@@ -242,7 +243,7 @@ class Transfer:
     # The end
 
     def cancel(self, *, goes_on: bool = False) -> None:
-        """Refuse new requests, and make those that run end at their next step. Returns at once; see TransferEnd.
+        """Refuse new requests, and make running ones end at their next step. Returns at once; see TransferEnd.
 
         Pass goes_on=True if the next process goes on with the transfer. Then an image with a record of what is durable
         is flushed before it is closed.
@@ -267,14 +268,14 @@ class Transfer:
         self._settle()
 
     def _settle(self) -> None:
-        """Check whether nothing runs of a cancelled transfer, or no change before a verification."""
+        """Check whether a cancelled transfer is quiet, or the last change before a verification has ended."""
         self.end.settle()
         self.permission.seal.settle()
 
     # Status
 
     def sample(self) -> None:
-        """Take a sample for the rate of the status, and look for a pause. Called at regular times."""
+        """Take a sample for the rate of the status, and look for a pause. Call this at regular times."""
         self._status.sample()
 
     def totals(self) -> Totals:
@@ -286,7 +287,7 @@ class Transfer:
         return self._traffic.storage_waits()
 
     def status(self) -> dict[str, Any]:
-        """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
+        """Return the ticket and its state, as the control service sends it. Times are in seconds, sizes in bytes."""
         record = self.record
         durable = None if record is None or self._image.opened is None else record.state().bytes
         return self._status.status(self.ticket, durable)

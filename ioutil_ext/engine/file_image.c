@@ -18,9 +18,13 @@ static int run_stat(struct op *op) {
     return error;
 }
 
+static bool is_file_prompt(const struct op *op) {
+    return op->alone || io_is_prompt(op);
+}
+
 const struct image_ops FILE_IMAGE = {
     .claim = claim_operation,
-    .is_prompt = io_is_prompt,
+    .is_prompt = is_file_prompt,
     .run =
         {
             [IOU_STAT] = run_stat,

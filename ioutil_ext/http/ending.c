@@ -118,7 +118,12 @@ static void succeed(struct iou_lane *lane) {
 
 void http_finish(struct task *task) {
     struct http *http = http_of(task->lane);
-    struct op flush = {.kind = IOU_FLUSH, .offset = http->request.offset, .length = http->request.length};
+    struct op flush = {
+        .kind = IOU_FLUSH,
+        .offset = http->request.offset,
+        .length = http->request.length,
+        .alone = true,
+    };
     if (!http->failed && (!http->request.flush || http_run(task, &flush)))
         succeed(task->lane);
     else

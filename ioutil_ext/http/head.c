@@ -114,6 +114,7 @@ static const struct {
     [HTTP_ORIGIN] = OTHER("origin"),
     [HTTP_ACCEPT] = OTHER("accept"),
     [HTTP_IF_MATCH] = OTHER("if-match"),
+    [HTTP_IF_NONE_MATCH] = OTHER("if-none-match"),
     [HTTP_IF_RANGE] = OTHER("if-range"),
     [HTTP_CONTENT_ENCODING] = SINGLE("content-encoding"),
     [HTTP_ACCESS_CONTROL_REQUEST_HEADERS] = OTHER("access-control-request-headers"),

@@ -125,6 +125,11 @@ static bool prepare_piece(struct iou_lane *lane, struct piece *piece) {
     return true;
 }
 
+/* Whether the piece is a whole request, so that nothing else of the lane is under way. */
+static bool is_only(const struct piece *piece) {
+    return piece->last && piece->number == 0;
+}
+
 /* Begin the write of a piece: claim its range, before further bytes are received. */
 static void begin_write(struct iou_lane *lane, struct piece *piece) {
     piece->op = (struct op){
@@ -132,6 +137,7 @@ static void begin_write(struct iou_lane *lane, struct piece *piece) {
         .offset = piece->offset,
         .length = piece->length,
         .buffer = place_in(piece->memory, piece->offset),
+        .alone = is_only(piece),
     };
     operation_begin(lane, &piece->op);
 }
@@ -167,6 +173,7 @@ static bool read_data(struct task *task, const struct piece *piece) {
         .offset = piece->offset,
         .length = piece->length,
         .buffer = place_in(piece->memory, piece->offset),
+        .alone = is_only(piece),
     };
     return http_run(task, &op);
 }
@@ -269,6 +276,7 @@ static bool serve_alone(struct task *task) {
         .flags = (lane->flags & IOU_LANE_SPARSE ? 0 : IOU_ALLOCATE) | (request->fast ? IOU_FAST_ONLY : 0),
         .offset = request->offset,
         .length = request->length,
+        .alone = request->kind == IOU_FLUSH || request->length <= HTTP_PIECE, /* a long zero ends with its client */
     };
     int error = op.kind == IOU_FLUSH ? 0 : lane_take_rate(lane, IOU_BUCKET_SMALL);
     if (error) {

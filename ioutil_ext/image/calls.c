@@ -31,14 +31,19 @@ bool io_is_prompt(const struct op *op) {
            (op->kind == IOU_READ || op->offset + op->length <= handle->image->size) && is_asynchronous(handle);
 }
 
-ssize_t call_pread(const iou_handle *handle, void *memory, size_t length, uint64_t offset) {
-    ssize_t count = is_asynchronous(handle) ? aio_pread(handle->fd, memory, length, offset) : -ENOTSUP;
-    return count == -ENOTSUP ? sys_pread(handle->fd, memory, length, offset) : count;
+/* The calls of an operation that is alone keep the thread: one system call, where an asynchronous one takes four. */
+static bool is_begun(const struct op *op) {
+    return !op->alone && is_asynchronous(op->handle);
+}
+
+ssize_t call_pread(const struct op *op, void *memory, size_t length, uint64_t offset) {
+    ssize_t count = is_begun(op) ? aio_pread(op->handle->fd, memory, length, offset) : -ENOTSUP;
+    return count == -ENOTSUP ? sys_pread(op->handle->fd, memory, length, offset) : count;
 }
 
 /* fd: of the handle, or its tail_fd, which is not direct. */
-ssize_t call_pwrite(const iou_handle *handle, int fd, const void *data, size_t length, uint64_t offset) {
-    bool starts = fd == handle->fd && is_asynchronous(handle);
-    ssize_t count = starts ? aio_pwrite(fd, data, length, offset) : -ENOTSUP;
+ssize_t call_pwrite(const struct op *op, int fd, const void *data, size_t length, uint64_t offset) {
+    bool begins = fd == op->handle->fd && is_begun(op);
+    ssize_t count = begins ? aio_pwrite(fd, data, length, offset) : -ENOTSUP;
     return count == -ENOTSUP ? sys_pwrite(fd, data, length, offset) : count;
 }

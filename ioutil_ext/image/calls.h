@@ -12,7 +12,7 @@
 #include "image/handle.h"
 
 /* As sys_pread() and sys_pwrite(). fd: of the handle, or its tail_fd, which is not direct. */
-ssize_t call_pread(const iou_handle *handle, void *memory, size_t length, uint64_t offset);
-ssize_t call_pwrite(const iou_handle *handle, int fd, const void *data, size_t length, uint64_t offset);
+ssize_t call_pread(const struct op *op, void *memory, size_t length, uint64_t offset);
+ssize_t call_pwrite(const struct op *op, int fd, const void *data, size_t length, uint64_t offset);
 
 #endif

@@ -76,7 +76,7 @@ static int read_span(struct op *op, char *memory, uint64_t offset, uint64_t leng
     unsigned stuck = 0;
     while (got < need) {
         uint64_t base = round_down(got, op->handle->unit);
-        ssize_t count = call_pread(op->handle, memory + base, length - base, offset + base);
+        ssize_t count = call_pread(op, memory + base, length - base, offset + base);
         if (count < 0)
             return op_fail(op, IOU_SYS_PREAD, (int)count);
         if (base + (uint64_t)count > got) {
@@ -141,7 +141,7 @@ static int write_span(struct op *op, int fd, const char *data, uint64_t offset, 
     uint64_t written = 0;
     unsigned stuck = 0;
     while (written < length) {
-        ssize_t count = call_pwrite(op->handle, fd, data + written, length - written, offset + written);
+        ssize_t count = call_pwrite(op, fd, data + written, length - written, offset + written);
         if (count < 0)
             return op_fail(op, IOU_SYS_PWRITE, (int)count);
         /* A block of which a direct write has written a part is written again as a whole. */
@@ -182,7 +182,7 @@ static int64_t read_block(struct op *op, char *block, uint64_t offset) {
     uint64_t size = op->handle->unit, got = 0;
     while (got < size) {
         /* Direct I/O reads only whole blocks, so a short read is repeated from the start of the block. */
-        ssize_t count = call_pread(op->handle, block, size, offset);
+        ssize_t count = call_pread(op, block, size, offset);
         if (count < 0)
             return op_fail(op, IOU_SYS_PREAD, (int)count);
         if ((uint64_t)count <= got)

@@ -33,7 +33,8 @@ struct image_ops {
     /* Claim the range of a change, in order of arrival: see op_claim(). */
     int (*claim)(struct op *op);
 
-    /* Whether a fiber can run the operation without keeping its thread: the calls are asynchronous, or short. */
+    /* Whether a fiber may run the operation: it does not keep the thread, for its calls are asynchronous or short, or
+       the lane has nothing else to do. */
     bool (*is_prompt)(const struct op *op);
 
     /* Do an operation, or a turn of it, by iou_kind from IOU_STAT on. 0 or -errno. */
@@ -98,6 +99,7 @@ struct op {
     bool sleeps;                       /* who began it sleeps until a worker has run it */
     bool abandoned;                    /* the engine was stopped: it must not run */
     bool changes;                      /* it is counted in image->activity */
+    bool alone;                        /* nothing else of its lane is under way, so it may keep the thread */
     struct waiter waiter;              /* of who began it: for its claim, a worker, or the server of the image */
     struct claim claim;
     struct zeroing zeroing;

@@ -120,14 +120,14 @@ static void wake_client(const iou_handle *handle) {
 }
 
 /* Operations sleep until the server has replied. */
-static bool is_prompt(const struct op *op) {
+static bool is_server_prompt(const struct op *op) {
     (void)op;
     return true;
 }
 
 const struct image_ops NBD_IMAGE = {
     .remote = true,
-    .is_prompt = is_prompt,
+    .is_prompt = is_server_prompt,
     .claim = nbd_claim,
     .run =
         {

@@ -425,6 +425,7 @@ FIELDS: tuple[tuple[str, ...], ...] = (
     ("X-Empty: ",),
     ("X-L1: \xe9",),
     ("If-None-Match: *",),
+    ('If-None-Match: "a", W/"b"',),
     ("If-Match: *",),
     ('If-Match: "a", "b"',),
     ('If-Range: "a"',),

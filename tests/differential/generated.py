@@ -28,6 +28,8 @@ _FIELDS = (
     "Content-Encoding: identity",
     "Content-Encoding: gzip",
     "If-Match: *",
+    "If-None-Match: *",
+    'If-None-Match: "x"',
     'If-Range: "x"',
     "Access-Control-Request-Method: PUT",
     "Cookie: a=b",

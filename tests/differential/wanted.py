@@ -147,6 +147,14 @@ def serves_options(before: Transcript, now: Transcript) -> bool:
     return bool(served) and len(before.answers) == len(now.answers) == len(served) + len(same)
 
 
+def compares_with_none(before: Transcript, now: Transcript) -> bool:
+    """Tell whether If-None-Match was not looked at: what was done is answered 304, or refused with 412."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    met = [old for old, new in pairs if old.status in (200, 206) and new.status in (304, 412)]
+    same = [old for old, new in pairs if old == new]
+    return bool(met) and len(before.answers) == len(now.answers) == len(met) + len(same) and before.end == now.end
+
+
 def tells_tags(before: Transcript, now: Transcript) -> bool:
     """Tell whether answers have a tag that had none."""
 
@@ -198,6 +206,12 @@ WANTED: Sequence[Wanted] = (
         tells_more,
     ),
     Wanted("a range has the tag of the whole image (RFC 9110 15.3.7)", says(rb"^range:"), tells_tags),
+    Wanted(
+        "an image that a client has is not sent again, and none is changed by who wants it for none (RFC 9110 13.1.2)",
+        says(rb"^if-none-match: *\*"),
+        compares_with_none,
+        changes=True,
+    ),
     Wanted("a range that ends past the image is cut there (RFC 9110 14.1.2)", says(rb"^range:"), cuts_ranges),
     Wanted("HTTP/1.0 has no 100 Continue (RFC 9110 10.1.1)", says(rb" HTTP/1\.0\r(?s:.*)^expect:"), leaves_out_100),
     Wanted("OPTIONS * tells the methods of the server (RFC 9110 9.3.7)", says(rb"^OPTIONS \* "), serves_options),

@@ -138,12 +138,27 @@ def test_conditions_go_on(client: Connection, server: ScriptedServer, url: str) 
     assert server.asked[-1]["If-Range"] == TAG
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_who_has_the_image_is_told_so(client: Connection, server: ScriptedServer, url: str, method: str) -> None:
+    same = answer(304, Content_Length="", ETag=TAG)
+    got = ask(client, server, first_byte(5), same, of=(method, url), Range="bytes=1-3", If_None_Match=TAG)
+    assert (got.status, got.headers["ETag"], got.body, got.closes) == (304, TAG, b"", False)
+    assert (server.asked[-1]["If-None-Match"], server.asked[-1]["Range"]) == (TAG, "bytes=1-3")
+
+
+def test_304_that_nobody_asked_for_is_no_answer(client: Connection, server: ScriptedServer, url: str) -> None:
+    assert ask(client, server, answer(304, Content_Length=""), of=("GET", url), Range="bytes=1-3").status == 502
+
+
 def test_a_tag_of_more_than_the_ticket_is_no_tag(client: Connection, server: ScriptedServer, proxy: Daemon) -> None:
     part = answer(206, b"whol", Content_Range="bytes 0-3/5", ETag=TAG)
     url = add(proxy, server, size=4)
     got = ask(client, server, first_byte(5), part, of=("GET", url), Range="bytes=1-3", If_Range=TAG)
     assert (got.status, got.body) == (200, b"whol")
     assert "if-range" not in server.asked[-1].names
+    got = ask(client, server, first_byte(5), part, of=("GET", url), If_None_Match=TAG, If_Range=TAG)
+    assert (got.status, got.body) == (200, b"whol")
+    assert not server.asked[-1].names & {"if-none-match", "if-range"}
 
 
 def test_body_goes_on_as_it_is_coded_if_the_other_server_knows_that(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A download that was interrupted goes on where it ended, if the image is certainly the same: ETag and If-Range."""
+"""What depends on the image being certainly the same: ETag, and the conditions of RFC 9110 13.1.
+
+A download that was interrupted goes on where it ended, and who has the image does not get it again.
+"""
 
 import subprocess
 from pathlib import Path
@@ -198,16 +201,60 @@ def test_if_match(client: Connection, image: Image, condition: str, status: int)
     assert client.get(image.url).status == 200
 
 
+# If-None-Match: what caches and mirrors send
+
+
+@needs(Trait.TAGGED)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("condition", ["{tag}", "W/{tag}", '"a", {tag}', "*"])
+def test_who_has_the_image_is_told_so(client: Connection, image: Image, method: str, condition: str) -> None:
+    etag = tag(client, image)
+    for more in ({}, REST):
+        answer = client.request(method, image.url, more | {"If-None-Match": condition.format(tag=etag)})
+        assert (answer.status, answer.headers["ETag"], answer.body, answer.closes) == (304, etag, b"", False)
+    check_whole(client.get(image.url, {"If-None-Match": '"a"'}))
+
+
+@needs(Trait.OWN)
+def test_who_has_what_the_image_was_gets_what_it_is(client: Connection, image: Image, writable: Image) -> None:
+    etag = tag(client, image)
+    assert client.put(writable.url, b"x").status == 200
+    answer = client.get(image.url, {"If-None-Match": etag})
+    assert (answer.status, answer.body) == (200, image.content())
+
+
+@pytest.mark.every_kind
+def test_an_image_without_a_tag_is_one_of_any(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT)
+    assert client.get(image.url, {"If-None-Match": "*"}).status == 304
+    check_whole(client.get(image.url, {"If-None-Match": '"a"'}))
+
+
+@pytest.mark.every_kind
+def test_a_change_for_no_image_changes_nothing(client: Connection, connect: Connect, new_image: MakeImage) -> None:
+    image = new_image(CONTENT)
+    for method, body in (("PUT", b"x" * 9000), ("PATCH", b'{"op": "zero", "size": 4096}')):
+        answer = connect().request(method, image.url, {"If-None-Match": "*"}, body)
+        assert (answer.status, answer.code) == (412, "changed")
+    assert image.content() == CONTENT
+    assert client.put(image.url, b"x", {"If-None-Match": '"a"'}).status == 200
+    assert image.read(0, 1) == b"x"
+
+
 # Through C
 
 
-@pytest.mark.parametrize("name", ["If-Range", "If-Match"])
-def test_a_connection_that_c_serves(make_daemon: MakeDaemon, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "same", "another"), [("If-Range", 206, 200), ("If-Match", 206, 412), ("If-None-Match", 304, 206)]
+)
+def test_a_connection_that_c_serves(
+    make_daemon: MakeDaemon, tmp_path: Path, name: str, same: int, another: int
+) -> None:
     daemon = make_daemon(log={"level": "INFO"})
     image = make_image(daemon, tmp_path)(CONTENT, ops=["read"])
     with daemon.connect("unix") as client:
         etag = tag(client, image)
-        for condition, answered in ((etag, 206), ('"other"', 200 if name == "If-Range" else 412)):
+        for condition, answered in ((etag, same), ('"other"', another)):
             for _ in range(20):
                 assert client.get(image.url, {"Range": "bytes=0-9"}).body == CONTENT[:10]
             eventually(lambda: "http-lane" in thread_names(daemon.pid), "C has the connection")

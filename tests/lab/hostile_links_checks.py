@@ -36,8 +36,6 @@ TOXICS: dict[str, list[dict[str, Any]]] = {
 EXPLAINED = {
     # Which file the browser makes is decided by the link that it followed; a ticket may have a `filename`.
     "The Content-Disposition header doesn't have a 'filename' parameter.",
-    # Answers may not be kept (no-store), so nobody has one to ask about with If-None-Match.
-    "An If-None-Match conditional request returned the full content unchanged.",
     # Of the page for browsers, which is 2 KiB, and is asked for each time.
     "This response allows all caches to store it.",
     "This response cannot be served from cache without validation, and doesn't have a validator.",
@@ -46,7 +44,7 @@ EXPLAINED = {
 GOOD = re.compile(
     r"clock is correct|Content-Length header is correct|instructs browsers not to 'sniff'|can't be stored by caches|"
     r"has forbidden this request|sets a|restricts referrer leakage|isolates the browsing|only available for reading|"
-    r"ranged request returned the correct partial content"
+    r"ranged request returned the correct partial content|If-None-Match conditional requests are supported"
 )
 
 

@@ -217,6 +217,8 @@ class Connection:
         if headers.get("Transfer-Encoding") == "chunked":
             return self._chunks()
         length = headers.get("Content-Length")
+        if status == 304 and length is None:  # it would be that of what is not sent (RFC 9110 8.6)
+            return b""
         if length is None:
             raise ProtocolError(f"an answer {status} without a length: {headers}")
         if status in _NO_BODY and length != "0":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image on a server that stays open, for programs that read and write it in their own order."""
+"""An open image on a server, for programs that read and write it in their own order."""
 
 import contextlib
 import queue
@@ -19,23 +19,23 @@ from ..unflushed import Unflushed
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Longest request to write, in bytes: what is sent again after a loss. As of uploads.
+#: Most bytes of one write request, which is sent again after a lost connection. Uploads have the same.
 MAX_WRITE = 8 * MiB
 
 
 class Image:
-    """An open image. Thread-safe: as many calls run at a time as there are connections, others wait for one.
+    """An open image. Thread-safe: as many calls run at a time as there are connections, and others wait.
 
-    Offsets and sizes are in bytes, without alignment. Calls block until the server has answered; requests that fail for
-    a while are sent again, as Settings.retry_for says. Methods raise ClientError: Usage for a range outside of the
-    image, and Refused, StorageFailed, ServerFailed. After close() in another thread they raise, too.
+    Offsets and sizes are in bytes, without alignment. Calls block until the server has answered. Requests with
+    temporary failures are sent again, as Settings.retry_for says. Methods raise ClientError: Usage for a range outside
+    of the image, and Refused, StorageFailed or ServerFailed. They also raise after close() in another thread.
 
-    What was written is on stable storage after the next flush(), and not before: neither close() nor the end of a
-    `with` statement flushes. The size of the image does not change.
+    What was written is on stable storage only after the next flush(). Neither close() nor the end of a `with` statement
+    flushes. The size of the image does not change.
     """
 
     def __init__(self, session: ClientSession) -> None:
-        """Connect. The image closes the session. Raises ClientError."""
+        """Connect. From now on the image owns the session. Raises ClientError."""
         self._session = session
         self._unflushed = Unflushed()
         self._flushing = threading.Lock()
@@ -45,16 +45,16 @@ class Image:
         self._closed = False
         first = session.open()
         abilities = session.abilities
-        #: What the server offers, as OPTIONS tells it, such as "extents", "zero".
+        #: The features that the server offers by OPTIONS, such as "extents" and "zero".
         self.features = abilities.features
-        #: Whether the ticket allows to write.
+        #: Whether the ticket allows writing.
         self.writable = "zero" in abilities.features
         #: The size of the image, in bytes.
         self.size = first.size()
         most = min(abilities.max_readers, abilities.max_writers) if self.writable else abilities.max_readers
         #: How many calls run at a time.
         self.connections = session.connections(most)
-        # All of them now, so that each later connect is known to follow a loss.
+        # Connect all of them now. A later connect then means that a connection was lost.
         others = [session.connect() for _ in range(self.connections - 1)]
         if others:
             with ThreadPoolExecutor(len(others)) as threads:
@@ -69,7 +69,7 @@ class Image:
         self.close()
 
     def close(self) -> None:
-        """End the calls that run, and close the connections. A second call does nothing. It does not flush."""
+        """End running calls, and close the connections, without a flush. A second call does nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -81,7 +81,7 @@ class Image:
                 self._idle.put(connection)  # for calls that wait for one, and fail
 
     def read(self, offset: int, buffer: "Buffer") -> None:
-        """Fill a writable buffer with the bytes from offset on. The buffer is the call's until it returns or raises."""
+        """Fill a writable buffer with the bytes from offset on. Do not touch the buffer before the end of this call."""
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise TypeError("the buffer can't be written to")
@@ -91,9 +91,9 @@ class Image:
                 connection.read_into(offset, view)
 
     def write(self, offset: int, data: "Buffer") -> None:
-        """Write data at offset. Calls that overlap and run at the same time leave either one's bytes.
+        """Write data at offset. Where two calls at the same time overlap, the bytes of either of them stay.
 
-        If it raises, any part of the data may have been written.
+        If this raises, any part of the data may have been written.
         """
         view = memoryview(data).cast("B")
         self._require(offset, len(view))
@@ -104,7 +104,7 @@ class Image:
                 self._unflushed.wrote(offset + start, offset + start + len(piece), connection.restarts_before)
 
     def zero(self, offset: int, size: int) -> None:
-        """Make a range read as zeros, by the best way that the storage has. If it raises, any part may do so."""
+        """Make a range read as zeros, by the storage's best method. If this raises, any part may read as zeros."""
         self._require(offset, size)
         with self._connection() as connection:
             for step in connection.zero(offset, size):
@@ -112,13 +112,13 @@ class Image:
                 offset += step
 
     def flush(self) -> None:
-        """Return when all that was written or zeroed by calls which had returned before is on stable storage.
+        """Put all that was written or zeroed by earlier calls, which have returned, on stable storage.
 
-        Raises WritesLost if the server was restarted after it had answered some of them: these, its `ranges`, have to
-        be written again, and until then each flush raises it. FlushFailed: the storage has failed, and so do all later
-        flushes; what was written since the last one may be lost. A flush that raises anything else can be repeated.
+        Raises WritesLost if the server was restarted after it had answered some of them. Write its `ranges` again:
+        until then, each flush raises it. Raises FlushFailed if the storage has failed. Then all later flushes fail, and
+        what was written since the last successful one may be lost. After any other error, the flush can be repeated.
         """
-        with self._flushing:  # one at a time: each answers for all that was written before
+        with self._flushing:  # one at a time, because each is for all that was written before
             if self._failed is not None:
                 again = FlushFailed(str(self._failed))
                 again.code, again.status = self._failed.code, self._failed.status
@@ -133,9 +133,10 @@ class Image:
             )
 
     def extents(self, context: str = "zero") -> Sequence[Extent]:
-        """Return what of the image is data and what reads as zeros, in order and without gaps, as of this moment.
+        """Return which parts of the image are now data and which read as zeros, in order and without gaps.
 
-        context: "dirty": what has changed since the server's checkpoint, and what has not. Needs "extents" in features.
+        In the context "dirty", return what has changed since the server's checkpoint and what has not. Needs "extents"
+        in `features`.
         """
         with self._connection() as connection:
             return connection.extents(context)
@@ -145,7 +146,7 @@ class Image:
             taken = self._unflushed.take()
             try:
                 connection.flush()
-                connection.look_for_restart()  # afterwards: the same process has answered the writes, and the flush
+                connection.look_for_restart()  # after the flush, to make sure that one process answered all
             except BaseException as e:
                 self._unflushed.give_back(taken)
                 if isinstance(e, FlushFailed):
@@ -159,7 +160,7 @@ class Image:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[RemoteImage]:
-        """Take a connection that no other thread uses; wait for one if all are in use."""
+        """Take an idle connection, or wait for one, and give it back after the block."""
         connection = self._idle.get()
         try:
             if self._closed:

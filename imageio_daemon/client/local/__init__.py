@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local images: what is uploaded, and what downloads make. Here are the kinds that are imported when one is used."""
+"""Local images: sources of uploads and targets of downloads. The kinds named here are imported at their first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of tar archives, such as OVA files: read in place, or on the way from a compressed archive or a pipe."""
+"""Members of tar archives, such as OVA files: read in place, or while a compressed archive or a pipe is read."""
 
 import posixpath
 import tarfile
@@ -12,21 +12,21 @@ from ...units import KiB, MiB
 from ..errors import LocalError
 from .stream import Ahead, Reader
 
-#: What an OVA has besides disks: description, manifest, certificate (DSP0243, "Distribution"), settings of firmware.
+#: Files of an OVA that are no disks: description, manifest, certificate (DSP0243, "Distribution"), firmware settings.
 NO_DISKS = (".ovf", ".mf", ".cert", ".nvram")
-#: Members of an archive, bytes of one header with its extensions and of all of them together that are read. A member
-#: has 1 to 3 KiB of headers, names of files are shorter than 4 KiB.
+#: Most members of an archive, and most bytes of one header with its extensions, and of all headers together. A member
+#: has 1 to 3 KiB of headers. Names of files are shorter than 4 KiB.
 MAX_MEMBERS = 10_000
 MAX_HEADER = 64 * KiB
 MAX_HEADERS = 32 * MiB
-#: Bytes that are read at a time to pass over members of a stream.
+#: Bytes that are read at a time to skip members of a stream.
 SKIP = 1 * MiB
-#: Names that a message lists.
+#: Most names that a message lists.
 LISTED = 20
 
 
 class Member(NamedTuple):
-    """The content of a member: offset in the archive and size, in bytes. sparse: it is not stored as it reads."""
+    """The content of a member: offset in the archive and size, in bytes. A `sparse` one is not stored as it reads."""
 
     name: str
     offset: int
@@ -40,7 +40,7 @@ class _Seekable(Protocol):
 
 
 class _Headers:
-    """A file for tarfile, which reads headers from it and seeks to the next: forward only, and within the limits."""
+    """The file from which tarfile reads headers. tarfile seeks to the next one, only forward and within the limits."""
 
     def __init__(self, reader: Reader, file: _Seekable | None) -> None:
         self._reader = reader
@@ -71,14 +71,15 @@ class _Headers:
             self._position += len(data)
 
 
-#: What helps with an archive that has a name twice.
+#: What to do with an archive that has a name twice.
 _EXTRACT = "extract it with tar first, which takes the last"
 
 
 class Content:
-    """A member of an archive that is read in order, and what is behind it, too.
+    """A member of an archive that is read in order to its end.
 
-    What compresses an archive has its checksum at the end: until then nobody knows that the member is undamaged.
+    The archive is read after the member, too, because the checksum of compressed data comes at the end. Before it, the
+    member may be damaged.
     """
 
     def __init__(self, reader: Reader, member: Member, archive: str) -> None:
@@ -104,22 +105,22 @@ class Content:
             padding -= len(data)
         rest = Ahead(self._reader)
         try:
-            if rest.peek(1):  # the end of an archive may be missing
+            if rest.peek(1):  # the end marker of an archive may be missing
                 for later in members(rest, self._archive):
                     if _key(later.name) == _key(self.member.name):
                         raise LocalError(f"{self._archive} has several members {later.name}: {_EXTRACT}")
-        finally:  # damage of what compresses it is the cause of what looks like a damaged archive
+        finally:  # damaged compressed data is reported first, because the archive then looks damaged, too
             while rest.read(SKIP):
                 pass
 
 
 def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterator[Member]:
-    """Yield the regular members. After each one, the reader is at its content. name: of the archive, in messages.
+    """Yield the regular members. When one is yielded, the reader is at its content. `name` is the archive's.
 
-    file: what the reader reads, if it can seek. Raises LocalError.
+    `file` is the file under the reader, if it can seek. Raises LocalError.
     """
     try:
-        # Not "r|": what it reads ahead is lost to who reads the content.
+        # Not "r|", which reads ahead, so that the bytes would be missing for the content.
         archive = tarfile.TarFile(fileobj=_Headers(reader, file), mode="r")  # type: ignore[arg-type]
         for number, found in enumerate(archive):
             if number == MAX_MEMBERS:
@@ -133,7 +134,7 @@ def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterato
 
 
 def members_of_file(path: Path) -> list[Member]:
-    """Return the regular members of an uncompressed archive, all of which are there. Raises LocalError."""
+    """Return the regular members of an uncompressed archive. Raises LocalError, also if one is cut off."""
     try:
         with path.open("rb", buffering=0) as file:
             found = list(members(file, str(path), file))
@@ -147,7 +148,7 @@ def members_of_file(path: Path) -> list[Member]:
 
 
 def enter(reader: Reader, archive: str, name: str) -> Content:
-    """Pass over an archive to the content of a member. Raises LocalError."""
+    """Read an archive up to the content of a member. Raises LocalError."""
     passed = []
     for member in members(reader, archive):
         if _key(member.name) == _key(name):
@@ -157,12 +158,12 @@ def enter(reader: Reader, archive: str, name: str) -> Content:
 
 
 def disks(found: Iterable[Member]) -> list[Member]:
-    """Return those members that are no descriptions of an OVA."""
+    """Return the members that may be disks; see NO_DISKS."""
     return [member for member in found if PurePath(member.name.lower()).suffix not in NO_DISKS]
 
 
 def choose(found: list[Member], archive: str, name: str | None) -> Member:
-    """Return the member with a name; None: the one disk. Raises LocalError, whose message lists the members."""
+    """Return the member with a name, or by default the only disk. Raises LocalError, which lists the members."""
     chosen = [member for member in found if _key(member.name) == _key(name)] if name is not None else disks(found)
     if name is not None and not chosen:
         raise LocalError(f"{archive} has no member {name}, but {_listed(found)}")
@@ -176,7 +177,7 @@ def choose(found: list[Member], archive: str, name: str | None) -> Member:
 
 
 def _key(name: str) -> str:
-    """Return what is equal for names of one file: tar writes ./x for x, and other hosts compose letters otherwise."""
+    """Return a key that is equal for all names of a file: tar writes ./x for x, and hosts compose letters otherwise."""
     return unicodedata.normalize("NFC", posixpath.normpath(name).lstrip("/"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owner, permissions, ACL and extended attributes, which a file that replaces another one has from it."""
+"""Owner, permissions, ACL and extended attributes, which a new file takes over from the file that it replaces."""
 
 import errno
 import os
@@ -8,19 +8,20 @@ from pathlib import Path
 
 from ..errors import LocalError
 
-#: Extended attributes that belong to a file, and not to its file system, by their beginnings (xattr(7)).
+#: Prefixes of the extended attributes that belong to a file, and not to its file system (xattr(7)).
 KEPT = ("user.", "security.", "trusted.")
-#: ACLs: that of acl(5), and that of NFS 4.
+#: The attributes of ACLs, of acl(5) and of NFS 4.
 ACLS = ("system.posix_acl_access", "system.nfs4_acl")
-#: What a write to the file would remove or belie: capabilities(7), and the hashes of the kernel's integrity subsystem.
+#: Attributes that a write to the file would remove or make wrong: capabilities(7), and the hashes of the kernel's
+#: integrity subsystem.
 OF_CONTENT = ("security.capability", "security.ima", "security.evm")
 
 
 def take_over(fd: int, path: Path) -> None:
-    """Give an open file what the regular file at `path` has, if there is one. Only what differs is set.
+    """Give an open file the owner, attributes and permissions of the regular file at `path`, if there is one.
 
-    Group and others get no permission before the owner is right, if the file has none for them at first. Raises
-    LocalError: the attribute may not be set, or its file system has none.
+    Sets only what differs. If the open file has no permissions for group and others at first, they get none before the
+    owner is right. Raises LocalError if an attribute cannot be set.
     """
     try:
         older = path.stat()
@@ -44,10 +45,10 @@ def take_over(fd: int, path: Path) -> None:
 
 
 def admits_no_more(fd: int, path: Path) -> bool:
-    """Tell whether nobody can have opened a file who may not open a new one that take_over() makes like that at `path`.
+    """Tell whether an open file admits nobody whom a new file, after take_over() from `path`, would not admit.
 
-    So the owner is the same, and so are the permissions and the ACL; without a file at `path` it belongs to this user.
-    Raises OSError.
+    That is so if owner, permissions and ACL are the same as at `path`, or if there is no file at `path` and the open
+    one belongs to this user. Raises OSError.
     """
     part = os.fstat(fd)
     if not stat.S_ISREG(part.st_mode) or part.st_nlink != 1:
@@ -72,12 +73,12 @@ def _copy(wanted: dict[str, bytes], fd: int) -> None:
         if present.get(name) != value:
             os.setxattr(fd, name, value)
     for name in present.keys() - wanted.keys():
-        if name in ACLS:  # the file has it from its directory (acl(5), OBJECT CREATION AND DEFAULT ACLs)
+        if name in ACLS:  # the directory's default (acl(5), OBJECT CREATION AND DEFAULT ACLs)
             os.removexattr(fd, name)
 
 
 def _attributes(file: int | Path) -> dict[str, bytes]:
-    """Return the attributes of a file that a new one has to have. Raises OSError."""
+    """Return the attributes of a file that a new one takes over. Raises OSError."""
     try:
         names = os.listxattr(file)
     except OSError as e:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user names becomes a target: a new file in some format, an image that is written in place, a stream."""
+"""Choose a target by its name: a new file in some format, an image that is written in place, or a stream."""
 
 import os
 from collections.abc import Callable
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Making:
     """How to make or open a local target; see api.download().
 
-    format: None: as its name says. continues: what an earlier download has left is taken, and left for the next one.
-    update: what exists is opened, to write only what differs. secure: makes TLS to an NBD server.
+    Without a `format`, the name of the target tells it. With `continues`, a file that an earlier download has left is
+    taken, and in turn left for the next one. With `update`, an existing target is opened, to write only what differs.
+    `secure` makes TLS to an NBD server.
     """
 
     format: str | None = None
@@ -34,9 +35,10 @@ class Making:
 
 
 class Chosen(NamedTuple):
-    """A target that is not opened yet. path: of a file or device; in_place: an image that exists is written.
+    """A target that is not opened yet. `path` is that of a file or device. `in_place` tells that it exists.
 
-    packs: it is compressed, so nobody knows how much room it needs. locks: who opens it locks it.
+    `packs` tells that the target is compressed, so that nobody knows how much room it needs. `locks` tells that opening
+    it also locks it.
     """
 
     make: Callable[[], Target]
@@ -47,7 +49,7 @@ class Chosen(NamedTuple):
 
 
 def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> Chosen:
-    """Return a target by name and arguments, to be opened or made by make(), which raises LocalError. Raises Usage."""
+    """Return the target for a name and arguments. Its make() opens or makes it, and raises LocalError. Raises Usage."""
     if making.update and (making.dirty or making.compress or not isinstance(target, str | os.PathLike)):
         raise Usage("what differs is written into a raw or qcow2 file or a device that exists, by digests alone")
     if not isinstance(target, str | os.PathLike):
@@ -71,7 +73,7 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
 
 
 def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], Target], bool]:
-    """Return what makes the target, and whether it is written in place."""
+    """Return a function that makes the target, and whether it is written in place."""
     dirty, format_name = making.dirty, says.format or "raw"
     is_raw = format_name == "raw"
     if says.archive or (says.compression and (dirty or not is_raw)):

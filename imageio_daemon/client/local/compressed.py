@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decompression on the way: gz, xz, zstd, bz2, each as one stream or as several that follow each other."""
+"""Decompression while reading: gz, xz, zstd, bz2, each as one stream or several that follow each other."""
 
 import bz2
 import lzma
@@ -20,17 +20,19 @@ else:
 
 #: Bytes of compressed data that are read at a time.
 INPUT = 128 * KiB
-#: Bytes that one step decompresses at most, whatever the input expands to.
+#: Most bytes that one step decompresses, however much the input expands.
 STEP = 4 * MiB
-#: Memory that a stream may ask for: `xz -9` needs 65 MiB; `zstd --long` has a window of 128 MiB, the logarithm is 27.
+#: Most memory that a stream may ask for. `xz -9` needs 65 MiB; `zstd --long` has a window of 128 MiB, whose logarithm
+#: is 27.
 XZ_MEMORY = 256 * MiB
 ZSTD_WINDOW = 27
-#: The largest image whose size is found by decompressing it: that of vhdx, 64 TiB. Larger ones need their size.
+#: The largest image whose size is found by decompressing it: that of vhdx, 64 TiB. For larger ones, the user has to say
+#: the size.
 MAX_COUNTED = 64 * TiB
 
 
 class Decoder(Protocol):
-    """What the decompressors of the standard library have in common."""
+    """The common interface of the standard library's decompressors."""
 
     @property
     def eof(self) -> bool:
@@ -38,11 +40,11 @@ class Decoder(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Tell whether nothing comes without more input."""
+        """Tell whether the decoder needs more input."""
 
     @property
     def unused_data(self) -> bytes:
-        """Return what follows the stream."""
+        """Return the bytes after the end of the stream."""
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         """Return at most max_length bytes."""
@@ -65,7 +67,7 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         done = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
-        # What was stopped by max_length may have more without any input.
+        # If max_length has stopped it, there may be more without any input.
         self.needs_input = len(done) < max_length and not self._zlib.unconsumed_tail
         return done
 
@@ -79,7 +81,7 @@ DECODERS: dict[str, Callable[[], Decoder]] = {
 
 
 class Decompressed:
-    """What a reader decompresses to. kind: of DECODERS. name: of the input, in messages."""
+    """The decompressed bytes of a reader. `kind` is one of DECODERS, `name` the input's in messages."""
 
     def __init__(self, reader: Reader, kind: str, name: str) -> None:
         self._reader = reader
@@ -87,7 +89,7 @@ class Decompressed:
         self._decoder = self._new()
         self._kind = kind
         self._name = name
-        self._rest = b""  # of the input, not given to the decoder yet
+        self._rest = b""  # input that the decoder has not got yet
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes, none at the end. Raises LocalError, Stopped."""
@@ -108,7 +110,7 @@ class Decompressed:
         return data or self._reader.read(INPUT)
 
     def _begin_next(self) -> bool:
-        """Begin the stream that follows; False if none does. Zeros may fill the space in between or behind."""
+        """Begin the next stream, and return whether there is one. Zeros may stand between streams and at the end."""
         rest = self._decoder.unused_data.lstrip(b"\0")
         while not rest:
             data = self._take()
@@ -121,7 +123,7 @@ class Decompressed:
 
 
 def count(reader: Reader, name: str) -> int:
-    """Return the bytes that are left in a reader. Raises LocalError."""
+    """Return how many bytes are left in a reader. Raises LocalError."""
     total = 0
     while data := reader.read(STEP):
         total += len(data)

@@ -13,22 +13,22 @@ from .compressed import zstd
 from .part_file import PartFile
 from .target import StreamTarget
 
-#: Threads of zstd beside the one that has its turn.
+#: Threads of zstd, in addition to the one that writes.
 ZSTD_THREADS = 2
 
 
 class Encoder(Protocol):
-    """What the compressors of the standard library have in common."""
+    """The common interface of the standard library's compressors."""
 
     def compress(self, data: memoryview, /) -> bytes:
-        """Return what is ready."""
+        """Return the bytes that are ready."""
 
     def flush(self) -> bytes:
-        """Return the rest."""
+        """Return the last bytes."""
 
 
 def _zstd(size: int) -> Encoder:
-    """With the size in its header, so that who reads it knows it, and a checksum, as `zstd` writes it."""
+    """Return an encoder that writes the size into the header, for readers, and a checksum, as the program zstd does."""
     encoder = zstd.ZstdCompressor(
         options={zstd.CompressionParameter.nb_workers: ZSTD_THREADS, zstd.CompressionParameter.checksum_flag: 1}
     )
@@ -36,7 +36,8 @@ def _zstd(size: int) -> Encoder:
     return encoder
 
 
-#: By the names of formats.COMPRESSIONS, for an image of so many bytes. Levels are those of the programs.
+#: Makers of an encoder for an image of a size in bytes, by the names of formats.COMPRESSIONS. The levels are the
+#: programs' defaults.
 ENCODERS: dict[str, Callable[[int], Encoder]] = {
     "gz": lambda _: zlib.compressobj(wbits=16 + zlib.MAX_WBITS),
     "xz": lambda _: lzma.LZMACompressor(),
@@ -46,7 +47,7 @@ ENCODERS: dict[str, Callable[[int], Encoder]] = {
 
 
 class _Writer:
-    """A stream that compresses what is written to it."""
+    """A stream that compresses the bytes that are written to it."""
 
     def __init__(self, file: BinaryIO, encoder: Encoder) -> None:
         self._file = file
@@ -67,7 +68,7 @@ class _Writer:
 
 
 class CompressedFile(StreamTarget):
-    """A new file with the compressed image, called NAME.part until it is complete. kind: of ENCODERS."""
+    """A new file with the compressed image, called NAME.part until it is complete. `kind` is one of ENCODERS."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._part = PartFile(path)

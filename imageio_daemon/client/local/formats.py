@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What names tell of images. A format is never guessed from content."""
+"""What the names of images tell. A format is never guessed from content."""
 
 import os
 from typing import NamedTuple
@@ -10,16 +10,16 @@ from ...urls.rbd import is_rbd
 #: Formats that qemu reads, by the suffix of a name.
 FORMATS = {".qcow2": "qcow2", ".vmdk": "vmdk", ".vhdx": "vhdx", ".vhd": "vpc", ".vpc": "vpc", ".vdi": "vdi"}
 
-#: What compresses, by the suffix of a name. The names are those of --decompress.
+#: Compressions by the suffix of a name. They are called as in --decompress.
 COMPRESSIONS = {".gz": "gz", ".xz": "xz", ".zst": "zstd", ".bz2": "bz2"}
 
-#: Archives, which are all tar, and short suffixes of compressed ones.
+#: Suffixes of archives, which are all tar, and short suffixes of compressed archives.
 ARCHIVES = (".tar", ".ova")
 SHORT = {".tgz": (".tar", "gz"), ".txz": (".tar", "xz"), ".tzst": (".tar", "zstd"), ".tbz2": (".tar", "bz2")}
 
 
 class Named(NamedTuple):
-    """What the name of an image says. compression: None: it is not compressed. archive: tar. format: None: raw."""
+    """What the name of an image tells: its compression, if any; whether it is a tar archive; its format, if not raw."""
 
     compression: str | None
     archive: bool
@@ -27,7 +27,7 @@ class Named(NamedTuple):
 
 
 def named(name: str) -> Named:
-    """Return what a name says by its suffixes, as in disk.qcow2, disk.raw.zst and disks.tar.gz."""
+    """Return what a name tells by its suffixes, as in disk.qcow2, disk.raw.zst and disks.tar.gz."""
     stem, suffix = os.path.splitext(name.lower())
     inner, compression = SHORT.get(suffix) or (suffix, None)
     if suffix in COMPRESSIONS:
@@ -36,15 +36,15 @@ def named(name: str) -> Named:
 
 
 def on_nbd(image: object) -> str | None:
-    """Return the URI if an image is an export of an NBD server."""
+    """Return the URI of an image if it is an export of an NBD server."""
     return image if isinstance(image, str) and "://" in image and is_nbd(image) else None
 
 
 def is_elsewhere(image: object) -> bool:
-    """Tell whether an image is no file or device of this host, but has an address."""
+    """Tell whether an image has an address, and is no file or device of this host."""
     return bool(on_ceph(image) or on_nbd(image))
 
 
 def on_ceph(image: object) -> str | None:
-    """Return the address if an image is one on Ceph; a file of such a name is ./rbd:…"""
+    """Return the address of an image if it is on Ceph. A file with such a name is named with ./ before it."""
     return image if isinstance(image, str) and is_rbd(image) else None

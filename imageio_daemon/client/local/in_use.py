@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local images are locked as qemu does while they are read or written, and those that others use are refused."""
+"""Locks on local images while they are read or written, as qemu has them. Images that others use are refused."""
 
 import contextlib
 import errno
@@ -16,21 +16,21 @@ from ioutil_ext import lib
 from ..errors import LocalError
 from .formats import is_elsewhere
 
-#: Seconds for finding out who has an image: a host may have thousands of processes.
+#: Most seconds for finding the program that uses an image, because a host may have thousands of processes.
 SEARCH_TIME = 2.0
-#: What a user does who knows better.
+#: What the user can do.
 REMEDY = "end that first, or say --shared if the image may be used by both"
 
 
 def locked(
     image: str | os.PathLike[str] | BinaryIO, *, writes: bool, shared: bool
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep other programs from writing to a local image for a block.
+    """Keep other programs from writing to a local image during the block.
 
-    writes: the block writes to it, so nobody else may use it. shared: do nothing. Nothing is locked of streams and of
-    images that have an address, if nothing is there, if it may not be opened, which is told by who opens it next, and
-    on a file system that has no such locks. Entering raises LocalError if another program uses the image in a way that
-    contradicts.
+    With `writes`, the block writes to the image, so nobody else may use it. With `shared`, this does nothing. There is
+    also no lock for streams, for images with an address, if there is no file, on file systems without such locks, and
+    if the image cannot be opened, because the next code that opens it reports that. Entering raises LocalError if
+    another program uses the image in a way that conflicts.
     """
     if shared or is_elsewhere(image) or not isinstance(image, str | os.PathLike):
         return contextlib.nullcontext()
@@ -39,7 +39,7 @@ def locked(
 
 @contextlib.contextmanager
 def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
-    """Do as locked() for a file or device. path: its name in messages. file: what to open, such as a link in /proc."""
+    """Do as locked() for a file or device. `path` is for messages; `file` is opened, and may be a link in /proc."""
     fd = _open(path, file, writes=writes)
     if fd is None:
         yield
@@ -57,7 +57,7 @@ def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
 
 
 def _open(path: Path, file: Path, *, writes: bool) -> int | None:
-    """Return a descriptor for locks, of a device that is written an exclusive one. Raises LocalError."""
+    """Return a descriptor for locks. For a device that is written it is opened exclusively. Raises LocalError."""
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
@@ -71,7 +71,7 @@ def _open(path: Path, file: Path, *, writes: bool) -> int | None:
 
 
 def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
-    """Raise LocalError if a device is mounted so that it changes, or a file is the content of a loop device."""
+    """Raise LocalError if a device is mounted and may change, or if a file is the content of a loop device."""
     status = os.fstat(fd)
     is_device = stat.S_ISBLK(status.st_mode)
     devices = [_name(status.st_rdev)] if is_device else _loops_of(status)
@@ -84,7 +84,7 @@ def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
 
 
 class _Mount:
-    """A mount. device: the number of its file system; source: what was mounted; writable: it may change."""
+    """A mount, with the device number of its file system, what was mounted, and whether that may change."""
 
     def __init__(self, line: str) -> None:
         # proc_pid_mountinfo(5): id, parent, device, root, target, options, optional fields, -, type, source, options
@@ -97,21 +97,21 @@ class _Mount:
 
 
 def _mounts(name: str) -> Iterator[_Mount]:
-    """Yield the mounts of a block device and of its partitions. name: in /sys/class/block."""
+    """Yield the mounts of a block device and of its partitions, by its name in /sys/class/block."""
     try:
         below = [name, *(entry for entry in os.listdir(f"/sys/class/block/{name}") if entry.startswith(name))]
         numbers = {_read(f"/sys/class/block/{each}/dev") for each in below}
         lines = _read("/proc/self/mountinfo").split("\n")
     except OSError:
-        return  # without /sys or /proc nobody knows
+        return  # without /sys or /proc there is no way to find out
     for mount in map(_Mount, lines):
-        # btrfs has device numbers of its own, and the name of the device only as the source.
+        # btrfs has its own device numbers. The source is the only place with the name of the device.
         if mount.device in numbers or mount.source in {f"/dev/{each}" for each in below}:
             yield mount
 
 
 def _loops_of(file: os.stat_result) -> list[str]:
-    """Return the loop devices with the content of a file."""
+    """Return the loop devices that have a file as their content."""
     found = []
     for backing in Path("/sys/class/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def _loops_of(file: os.stat_result) -> list[str]:
 
 
 def _holder(name: str) -> str:
-    """Say what has opened a block device exclusively. name: in /sys/class/block."""
+    """Say what has opened a block device exclusively, by the device's name in /sys/class/block."""
     for mount in _mounts(name):
         return f"mounted on {mount.target}"
     with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def _holder(name: str) -> str:
 
 
 def _who_has(fd: int) -> str:
-    """Name a program that has locked the file of a descriptor. The kernel names no owner of such a lock."""
+    """Name a program that has locked the file of a descriptor. The kernel does not tell the owner of such a lock."""
     inode = f":{os.fstat(fd).st_ino} "
     own, deadline = str(os.getpid()), time.monotonic() + SEARCH_TIME
     for pid in os.listdir("/proc"):
@@ -143,7 +143,7 @@ def _who_has(fd: int) -> str:
 
 
 def _has_locked(pid: str, inode: str) -> bool:
-    """Tell whether a process has locks of a file; a process of another user tells nothing."""
+    """Tell whether a process has locks on a file. For processes of other users, this may be False."""
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fdinfo"):
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ def _has_locked(pid: str, inode: str) -> bool:
 
 
 def _name(device: int) -> str:
-    """Return the name of a device in /sys/class/block; "" if there is none."""
+    """Return the name of a device in /sys/class/block, or ""."""
     try:
         return os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
     except OSError:
@@ -162,7 +162,7 @@ def _name(device: int) -> str:
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)  # of blanks and the backslash alone
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)  # for white space and the backslash
 
 
 def _read(path: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that an image is made of: whether there is nothing else, and whether they are whole.
+"""The files of which an image consists: whether there is nothing else, and whether they are complete.
 
-What is missing at the end of a qcow2, vmdk or vdi, as of a copy that was broken off, qemu reads as zeros.
+If the end of a qcow2, vmdk or vdi is missing, as after an interrupted copy, qemu reads zeros there.
 """
 
 import contextlib
@@ -24,30 +24,30 @@ from .archive import Member
 from .source import open_image
 
 SECTOR = 512
-#: qemu takes `name:` at the beginning for a protocol, as in nbd:… and json:…
+#: The prefix of a name that qemu takes for a protocol, as in nbd:… and json:…
 _PROTOCOL = re.compile(r"(?!file:)[^/:]*:")
-#: What qemu-img check says of an image of a format that has such references (block/qcow2-refcount.c, vmdk.c and
+#: Messages of qemu-img check about references after the end of an image's file (block/qcow2-refcount.c, vmdk.c and
 #: parallels.c of qemu).
 BEYOND = ("exceeding the end of the file", "points after EOF", "is outside image")
 CHECKED = ("qcow2", "vmdk", "parallels")
-#: Bytes of the longest descriptor of a vmdk that is read here, and its lines for raw extents: access, sectors, kind,
-#: name and the first sector (Virtual Disk Format 5.0, "The Extent Description").
+#: Most bytes of a vmdk's descriptor that are read, and its lines for raw extents: access, sectors, kind, name and the
+#: first sector (Virtual Disk Format 5.0, "The Extent Description").
 MAX_DESCRIPTOR = 1 * MiB
 _FLAT = re.compile(rb'^(?:RW|RDONLY) (\d{1,15}) (?:FLAT|VMFS) "([^"\n]{1,4096})" ?(\d{0,15})', re.MULTILINE)
-#: Where the blocks of a VDI begin, their size, and how many there are.
+#: Fields of a VDI's header: where the blocks begin, their size and their number.
 _VDI = Struct("<344xI28xI8xI")
 
 
 def whole_sectors(size: int) -> int:
-    """Return the bytes of as many sectors as it takes."""
+    """Return the size, rounded up to whole sectors."""
     return -(-size // SECTOR) * SECTOR
 
 
 def are_all(files: Iterable[Path], offset: int) -> bool:
-    """Tell whether an image is made of these files alone: a header may name an export of an NBD server.
+    """Tell whether an image consists of these files only. A header could also name an export of an NBD server.
 
-    offset: of the header in the first file, in bytes. Nobody knows here which of them are qcow2. One that only looks
-    like it can make the answer False, with which the upload is as that of a block device.
+    `offset` is that of the header in the first file, in bytes. The formats of the files are not known here. A file that
+    only looks like a qcow2 can make the answer False. Then the upload is as that of a block device.
     """
     for file in files:
         with _opened(file) as fd:
@@ -64,10 +64,10 @@ def _names_files(fd: int, offset: int) -> bool:
 
 
 def refuse_cut(files: Sequence[Path], name: str, format_name: str, member: Member | None) -> None:
-    """Raise LocalError if one of the files ends before its data, if that can be known.
+    """Raise LocalError if one of the files is known to end before its data.
 
-    files: links to the image and the files below it. name: of the image in messages. Of files below it those are
-    looked at whose format a header names.
+    `files` are links to the image and the files below it, and `name` is the image's name in messages. A file below the
+    image is checked if a header names its format.
     """
     for layer in _layers(files, format_name, member):
         if layer.format == "vmdk":
@@ -92,13 +92,13 @@ def _layers(files: Sequence[Path], format_name: str, member: Member | None) -> I
             offset, size = (member.offset, member.size) if member else (0, os.lseek(fd, 0, os.SEEK_END))
             header = _header(fd, format_name, offset)
         yield _Layer(file, format_name, offset, size)
-        if header is None or header.backing is None or header.data_file is not None:  # which is the next file
+        if header is None or header.backing is None or header.data_file is not None:  # a data file is the next one
             return
         format_name, member = header.backing.format, None
 
 
 def _header(fd: int, format_name: str, offset: int) -> Header | None:
-    """Return what a header names; None: it has something that is not known here."""
+    """Return a file's header, or None if it has anything unknown."""
     if format_name not in PARSERS:
         return None
     try:
@@ -117,12 +117,12 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _is_cut(layer: _Layer) -> bool:
-    """Ask qemu-img. A qcow2 of 1 TiB whose metadata was allocated before took 5 s, 1.1 s of them processor time."""
+    """Ask qemu-img. For a qcow2 of 1 TiB with preallocated metadata this takes 5 s, with 1.1 s of processor time."""
     command = ["qemu-img", "check", "--force-share"]
     if layer.format == "qcow2":
-        # JSON can say that nothing is below: a server that has the layer below may have one client only.
+        # JSON can say that there is no backing file: a server that has it may take one client only.
         command += ["json:" + json.dumps({"driver": "qcow2", "backing": None, "file": _node(layer, str(layer.file))})]
-    else:  # extents of a vmdk are beside its own name
+    else:  # a vmdk's extents are in the directory of its own name
         file = _node(layer, os.path.realpath(layer.file))
         command += ["--image-opts", "--", image_opts({"driver": layer.format, "file": file})]
     try:
@@ -146,7 +146,7 @@ def _node(layer: _Layer, name: str) -> dict[str, object]:
 
 
 def _refuse_cut_extents(layer: _Layer, files: Sequence[Path]) -> None:
-    """Raise LocalError if a raw extent of a descriptor is shorter than the descriptor says. qemu-img does not look."""
+    """Raise LocalError if a raw extent is shorter than its descriptor says, which qemu-img does not check."""
     with _opened(layer.file) as fd:
         text = os.pread(fd, MAX_DESCRIPTOR, layer.offset) if layer.size <= MAX_DESCRIPTOR else b""
     sizes = {os.path.basename(os.fsencode(os.path.realpath(file))): (file, _size(file)) for file in files}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local images that are written, by the C extension: writes are all-or-error, zeroing suits the storage."""
+"""Local images to write to, by the C extension. A write writes all or fails; zeroing uses the storage's best method."""
 
 import errno
 import os
@@ -12,29 +12,29 @@ from ioutil_ext import ffi, lib
 from ...units import KiB
 from ..errors import LocalError
 
-#: Errors of a write to storage that accepts O_DIRECT in open(2) but not in pwrite(2).
+#: Errors of pwrite(2) on storage that accepts O_DIRECT in open(2) only.
 NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
-#: Bytes of the longest write through the page cache, which is of whole pages: then no other write has a part of them.
-#: The kernel puts many short writes together, and allocates for all of them at once, while each direct write into a
-#: hole waits for the disk under the lock of the file. 4 threads on ext4, with the flush at the end, twice: 20,000 x
-#: 4 KiB took 1.1 and 1.1 s, direct 9.6 and 3.4, with 0.2 and 0.7 s of processor time; 10,000 x 16 KiB 1.1 and 2.1 s,
-#: direct 2.2 and 1.3; 5,000 x 64 KiB 6.1 and 4.1 s, direct 1.6 and 1.1.
+#: Most bytes of a write through the page cache. Such a write has whole pages, so that no other write has a part of
+#: them. The kernel joins many short writes and allocates for all of them at once, while each direct write into a hole
+#: waits for the disk under the lock of the file. 4 threads on ext4, with the flush at the end, measured twice: 20,000 x
+#: 4 KiB took 1.1 and 1.1 s, direct 9.6 and 3.4 s, with 0.2 and 0.7 s of processor time; 10,000 x 16 KiB 1.1 and 2.1 s,
+#: direct 2.2 and 1.3 s; 5,000 x 64 KiB 6.1 and 4.1 s, direct 1.6 and 1.1 s.
 SHORT = 16 * KiB
 PAGE = 4 * KiB
 
 
 class LocalImage:
-    """A file or block device that several threads write. Thread-safe; methods block, and raise LocalError.
+    """A file or block device that several threads write. Thread-safe. Methods block, and raise LocalError.
 
-    Direct I/O is used where the storage supports it, but for short writes. Long ones through the page cache
-    cost twice the processor time (docs/performance/experiments.md).
+    Uses direct I/O where the storage supports it, except for short writes. Long writes through the page cache would
+    need twice the processor time (docs/performance/experiments.md).
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opening = threading.Lock()
-        self._handles: list[Any] = []  # a second one, without direct I/O, when it is needed
+        self._handles: list[Any] = []  # the second one, without direct I/O, is opened when it is needed
         self._is_direct = True
         self._open(0)
 
@@ -56,11 +56,11 @@ class LocalImage:
         self._change(lib.IOU_ZERO, "write zeros to", offset, length, ffi.NULL, 0)
 
     def flush(self) -> None:
-        """Return when all that was written, by either handle, is on stable storage."""
+        """Put all that was written, by either handle, on stable storage."""
         self._checked("flush", _execute(self._handles[0], lib.IOU_FLUSH))
 
     def close(self) -> None:
-        """Close the file; no other call may run. Later calls do nothing."""
+        """Close the file. Call this when no other call runs. Later calls do nothing."""
         while self._handles:
             self._checked("close", _execute(self._handles.pop(), lib.IOU_CLOSE))
 

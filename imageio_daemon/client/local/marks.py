@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shows that a file is no raw image: the marks of other formats, of archives, and of what compresses.
+"""Marks that show that a file is no raw image: those of other formats, of archives and of compressed files.
 
-A valid raw image is none of these, though it may be more than a disk with partitions: file systems, LUKS, ISO 9660 and
-LVM are what they are on a device, too.
+A valid raw image has none of them. It need not be a disk with partitions: it may also have a file system, LUKS, ISO
+9660 or LVM, as a device may.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from ...image import magics
 from ..errors import Usage
 
-#: Bytes at the beginning and at the end of an image in which another format than raw shows itself.
+#: Bytes at the beginning and at the end of an image in which the marks are.
 HEAD = 512
 TAIL = 512
 
-#: Options that help, by where an image is: a file, a pipe, a member that is read in place, what is decompressed, and
-#: anything else that is read in order or has one format only.
+#: The options that may help, for each kind of source: a file, a pipe, a member that is read in place, decompressed
+#: data, and anything else that is read in order or has one format only.
 FILE = frozenset(("--format", "--decompress", "--member"))
 PIPE = frozenset(("--decompress", "--member"))
 MEMBER = frozenset(("--format",))
@@ -27,7 +27,7 @@ WITHIN: frozenset[str] = frozenset()
 
 
 class Mark(NamedTuple):
-    """What only files of a kind have. remedy: an option, or what else the user does with such a file."""
+    """A mark that only files of one kind have. `remedy` is an option, or what else to do with such a file."""
 
     kind: str
     remedy: str
@@ -43,7 +43,7 @@ def _is_version(version: int) -> Callable[[bytes], bool]:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Tell whether a header has its own checksum, as those of the seventh edition, which have no magic (tar(5))."""
+    """Tell whether a head has the checksum of a tar header. Headers of the seventh edition have no magic (tar(5))."""
     told = head[148:156].strip(b" \0")
     if len(head) < HEAD or not head[0] or not re.fullmatch(rb"[0-7]+", told):
         return False
@@ -53,7 +53,8 @@ def _is_tar(head: bytes) -> bool:
 def _is_lzma(head: bytes) -> bool:
     """Tell whether a head is that of an .lzma file, by the rules of xz(1), "FILE FORMAT", and the coder's first byte.
 
-    The size of the dictionary is 2^n or 2^n + 2^(n-1), the decompressed size is not known or less than 256 GiB.
+    In such a file, the size of the dictionary is 2^n or 2^n + 2^(n-1), and the decompressed size is unknown or less
+    than 256 GiB.
     """
     if len(head) < 14:
         return False
@@ -62,7 +63,7 @@ def _is_lzma(head: bytes) -> bool:
     return properties < 225 and usual and (size == 2**64 - 1 or size < 2**38) and first == 0
 
 
-#: Descriptors of vmdk begin with a comment, and qemu takes others in its place.
+#: The beginning of a vmdk's descriptor: a comment, or what qemu takes in its place.
 _DESCRIPTOR = re.compile(rb"\s*# *disk descriptorfile|(?:#[^\n]*\n|[ \t\r]*\n)*version=[123]\s", re.IGNORECASE)
 _MARKUP = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|!doctype|html|envelope)", re.IGNORECASE)
 
@@ -83,7 +84,7 @@ HEADS = (
     Mark("gzip", "--decompress gz", _at(0, b"\x1f\x8b\x08")),
     Mark("xz", "--decompress xz", _at(0, b"\xfd7zXZ\0")),
     Mark("zstd", "--decompress zstd", _at(0, magics.ZSTD)),
-    # Skippable frames, of which pzstd writes one before each other frame (RFC 8878, 3.1.2).
+    # Also skippable frames: pzstd writes one before each other frame (RFC 8878, 3.1.2).
     Mark("zstd", "--decompress zstd", _at(0, *(bytes((number, 0x2A, 0x4D, 0x18)) for number in range(0x50, 0x60)))),
     Mark("bzip2", "--decompress bz2", _at(4, b"1AY&SY")),
     Mark("tar", "--member NAME", _at(257, b"ustar")),
@@ -120,17 +121,17 @@ HEADS = (
     Mark("XML or HTML", "name the image that belongs to it", _MARKUP.match),
 )
 TAILS = (
-    # A fixed one is raw up to its footer, which had 511 bytes before 2004 ("Hard Disk Footer Format" of its spec).
+    # A fixed vpc is raw up to its footer, which had 511 bytes before 2004 ("Hard Disk Footer Format" of its spec).
     Mark("vpc", "--format vpc", lambda tail: magics.VPC in (tail[-512:-504], tail[-511:-503])),
     Mark("dmg", "--format dmg", lambda tail: tail[-512:-508] == b"koly"),
 )
 
 
 def check_raw(name: str, place: frozenset[str], head: bytes, tail: bytes = b"", *, raw: str = "--format raw") -> None:
-    """Raise Usage if an image that is to be raw looks like something else. A guest can write any header to a disk.
+    """Raise Usage if an image that should be raw looks like something else. A guest can write any header to a disk.
 
-    place: which options help there. head, tail: its first HEAD and its last TAIL bytes. raw: the options that take the
-    bytes as they are.
+    `place` has the options that may help. `head` and `tail` are the image's first HEAD and last TAIL bytes. `raw` are
+    the options that take the bytes as they are.
     """
     shown = [*(mark for mark in HEADS if mark.is_shown(head)), *(mark for mark in TAILS if mark.is_shown(tail))]
     if shown:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of NBD servers as local images: nbd://HOST/NAME, nbds:// with TLS, nbd+unix:///NAME?socket=PATH.
 
-They are raw, whatever they have been made of. A server that does not tell that its connections see the same (NBD_FLAG_
-CAN_MULTI_CONN of proto.md) gets one: some take no other, and a flush of one may not flush what others have written.
+The client takes them as raw. It opens several connections only if the server says that all of them see the same image
+(NBD_FLAG_CAN_MULTI_CONN of proto.md). Other servers may refuse a second connection, or flush only the writes of the
+connection that asks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from .nbd_image import NbdImage, Secure
 
 
 class _Export:
-    """What a source and a target have in common. Methods raise LocalError."""
+    """The common part of source and target. Methods raise LocalError."""
 
     portion = 32 * MiB
 
@@ -28,7 +29,7 @@ class _Export:
         self._image = NbdImage(uri, _parse(uri), self._stop, secure, is_ours=False)
 
     def stop(self) -> None:
-        """Make what waits raise Stopped, and what follows."""
+        """Make waiting and later calls raise Stopped."""
         self._stop.stop()
 
     def _check_stop(self) -> None:
@@ -36,7 +37,7 @@ class _Export:
 
 
 class NbdSource(_Export):
-    """An export that is read. Nobody sees whether it has changed, as with block devices."""
+    """An export to read. As with block devices, nothing shows whether it has changed."""
 
     is_stream = False
     identity: Mapping[str, object] | None = None
@@ -47,7 +48,7 @@ class NbdSource(_Export):
         return self._image.size
 
     def extents(self) -> Iterator[Extent]:
-        """Yield all extents, in order and without gaps: one of data if the server does not tell them."""
+        """Yield all extents, in order and without gaps, or one of data if the server does not tell them."""
         return self._image.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
@@ -91,7 +92,7 @@ class NbdTarget(_Export):
         self._image.zero(offset, length)
 
     def finish(self) -> None:
-        """Flush, and disconnect. Raises LocalError, too, if the server cannot flush: nobody knows what is stable."""
+        """Flush, and disconnect. Raises LocalError also if the server cannot flush."""
         if not self._image.can(ExportFlag.SEND_FLUSH):
             raise LocalError(f"the server of {self._uri} has no flush: what was written may not be on stable storage")
         self._image.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of an NBD server, on blocking connections: one for each concurrent request."""
+"""An image of an NBD server, on blocking connections, one for each concurrent request."""
 
 import contextlib
 import os
@@ -18,29 +18,30 @@ from ...urls.nbd import NbdAddress
 from ..errors import LocalError
 from ..stopping import Stop
 
-#: Seconds to wait for a server: a flush of gigabytes to a slow disk takes long.
+#: Seconds to wait for a server, because a flush of gigabytes to a slow disk takes long.
 TIMEOUT = 600.0
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT = 15.0
-#: Most connections of a server that takes several.
+#: Most connections to a server that takes several.
 MOST = 64
-#: Longest requests, in bytes. Lengths have 32 bits, and shorter requests are answered sooner.
+#: Most bytes of a request with data, and of one without. Lengths have 32 bits, and shorter requests are answered
+#: sooner.
 MAX_DATA = 8 * MiB
 MAX_RANGE = 1 * GiB
-#: Bytes of those that find the place that cannot be read: a cluster of most images.
+#: Bytes of the reads that find an unreadable place: a cluster of most images.
 LEAST_DATA = 64 * KiB
 _NEGOTIATION = 16 * KiB
 _ZEROS = bytes(1 * MiB)
 
-#: Returns TLS on a connected socket, which it takes over, to a server with a certificate for a name.
+#: A function that takes over a connected socket and returns one with TLS, to a server with a certificate for a name.
 Secure = Callable[[socket.socket, str], socket.socket]
 
 
 class NbdImage:
-    """An export. Thread-safe; methods block, and raise LocalError.
+    """An export. Thread-safe. Methods block, and raise LocalError.
 
-    name: of the image, in messages. stop: shuts down the connections; what waits for the server fails then. secure: for
-    an address with TLS. is_ours: the server is known to take any number of connections.
+    `name` is the image's name in messages. `stop` shuts down the connections, so that waiting calls fail. `secure` is
+    for an address with TLS. `is_ours` tells that the server takes any number of connections.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class NbdImage:
         return self._agreed.can(flag)
 
     def close(self) -> None:
-        """Close all connections; no other call may run."""
+        """Close all connections. Call this when no other call runs."""
         while self._idle:
             self._idle.pop().close()
 
@@ -84,12 +85,12 @@ class NbdImage:
                 raise
 
     def _request(self, offset: int, buffer: memoryview) -> ClientRequest:
-        """Return a READ with an answer in one part: qemu-nbd tells no error in one in parts, but disconnects."""
+        """Return a READ whose answer comes in one part: in parts, qemu-nbd disconnects in place of an error."""
         flags = CommandFlag.DF if self._agreed.can(ExportFlag.SEND_DF) else 0
         return ClientRequest(Command.READ, offset, len(buffer), flags, buffer)
 
     def _find_damage(self, offset: int, buffer: memoryview) -> None:
-        """Read in small pieces. Raises LocalError, which tells the first one that fails."""
+        """Read in small pieces, to find the first one that fails. Raises LocalError for it."""
         for start in range(0, len(buffer), LEAST_DATA):
             self._call(self._request(offset + start, buffer[start : start + LEAST_DATA]))
 
@@ -100,7 +101,7 @@ class NbdImage:
             self._call(ClientRequest(Command.WRITE, offset + start, len(piece)), piece)
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros. They are sent to a server that has no request for them."""
+        """Make a range read as zeros. If the server has no request for that, write zeros."""
         if not self.can(ExportFlag.SEND_WRITE_ZEROES):
             for start in range(0, length, len(_ZEROS)):
                 self.write(offset + start, memoryview(_ZEROS)[: length - start])
@@ -109,7 +110,7 @@ class NbdImage:
             self._call(ClientRequest(Command.WRITE_ZEROES, start, min(MAX_RANGE, offset + length - start)))
 
     def flush(self) -> None:
-        """Return when all that was written is on stable storage."""
+        """Put all that was written on stable storage."""
         if self._agreed.can(ExportFlag.SEND_FLUSH):
             self._call(ClientRequest(Command.FLUSH))
 
@@ -135,7 +136,7 @@ class NbdImage:
             connection.call(request, payload)
         if request.error:
             what = request.command.name.lower()
-            # The text of qemu does not say why: "writing to file failed".
+            # qemu's text, such as "writing to file failed", does not have the reason.
             more = f" ({request.text})" if request.text else ""
             damaged = ": it is damaged there, or its storage is" if request.command is Command.READ else ""
             why = f"{os.strerror(request.error)}{more}{damaged}"
@@ -143,7 +144,7 @@ class NbdImage:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator["_ImageConnection"]:
-        """Return an idle or a new connection for the block. It is closed after an error, and else idle again."""
+        """Return an idle or new connection for the block. After an error it is closed, otherwise it is idle again."""
         try:
             with self._places:
                 connection = self._taken() or _ImageConnection(self._address, self._stop, self._secure)
@@ -154,7 +155,7 @@ class NbdImage:
             raise LocalError(f"the server of {self._name} failed: {e}") from e
 
     def _taken(self) -> "_ImageConnection | None":
-        """Take an idle connection; None: there is none, perhaps because another thread has just taken the last one."""
+        """Take an idle connection, if there is one. Another thread may just have taken the last one."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         return None
@@ -163,7 +164,7 @@ class NbdImage:
 class _ImageConnection:
     """A connection for one request at a time.
 
-    Raises OSError, ExportRefused, ServerViolation, BadMagic; a new one Stopped, too.
+    Raises OSError, ExportRefused, ServerViolation, BadMagic, and at first Stopped.
     """
 
     def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None) -> None:
@@ -229,7 +230,7 @@ class _ImageConnection:
 
 
 def _connected(address: NbdAddress) -> socket.socket:
-    """Return a socket that is connected to a server. Raises OSError."""
+    """Return a socket connected to a server. Raises OSError."""
     if not address.socket:
         sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

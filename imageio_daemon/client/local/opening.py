@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user names becomes a source: a file, a member of an archive, what qemu reads, what is decompressed, a pipe."""
+"""Open a source by its name: a file, a member of an archive, an image for qemu, compressed data, or a pipe."""
 
 import contextlib
 import logging
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What can be read anywhere, more than once.
+#: Sources that can be read in any order, more than once.
 _Whole: TypeAlias = "FileSource | local.RbdSource | local.NbdSource"
 
 
 @dataclass(frozen=True)
 class How:
-    """How to read a local image. None: as its name says.
+    """How to read a local image. Where a value is None, the name of the image tells it.
 
-    format: raw, or one that qemu knows. decompress: gz, xz, zstd or bz2. member: of a tar archive. size: in bytes, of a
-    stream, and of what is decompressed. shared: other programs may write to the image meanwhile. secure: makes TLS to
-    an NBD server. expect: the digest of the file.
+    `format` is raw, or one that qemu knows. `decompress` is gz, xz, zstd or bz2. `member` is that of a tar archive.
+    `size` is that of a stream or of decompressed data, in bytes. With `shared`, other programs may write to the image
+    at the same time. `secure` makes TLS to an NBD server. `expect` is the digest of the file.
     """
 
     format: str | None = None
@@ -47,9 +47,10 @@ class How:
 def open_source(
     source: str | os.PathLike[str] | BinaryIO | Fetched, how: How = How(), watch: Watch = unwatched
 ) -> Source:
-    """Open a local image. Raises Usage if the arguments contradict each other or the content, LocalError.
+    """Open a local image. Raises LocalError, and Usage if the arguments contradict each other or the content.
 
-    watch: told of what is read of compressed data and streams before the image is open, which may be all of it.
+    `watch` is called with the bytes of compressed data and streams that are read before the image is open, which may be
+    all of them.
     """
     expect = None if how.expect is None else ExpectedDigest(how.expect)
     if not isinstance(source, str | os.PathLike):
@@ -77,14 +78,14 @@ def open_source(
 def require_content(opened: Source, source: str | os.PathLike[str] | BinaryIO | Fetched, member: str | None) -> None:
     """Raise LocalError if there is nothing to upload."""
     if opened.size == 0:
-        opened.check()  # that it is nothing is a claim, too
+        opened.check()  # the size 0 may be a wrong claim, too
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the input"
         image = name if member is None else f"{member} in {name}"
         raise LocalError(f"{image} is empty: it has 0 bytes. Name the image that has the disk")
 
 
 def reading(source: str | os.PathLike[str] | BinaryIO | Fetched, how: How) -> str:
-    """Return how a source is read, in words: its format, whether it is in an archive, what it is compressed with."""
+    """Return in words how a source is read: its format, whether it is in an archive, and its compression."""
     if is_elsewhere(source):
         return "raw"
     kind = _kind(Path(source).name if isinstance(source, str | os.PathLike) else "", how)
@@ -95,12 +96,12 @@ def reading(source: str | os.PathLike[str] | BinaryIO | Fetched, how: How) -> st
 
 
 def disk_names(path: Path, how: How = How(), watch: Watch = unwatched) -> list[str]:
-    """Return the names of the disks in an archive, in its order. watch: as of open_source(). Raises LocalError."""
+    """Return the names of the disks in an archive, in its order. `watch` is as in open_source(). Raises LocalError."""
     return [member.name for member in disks(_members(path, _kind(path.name, how).compression, watch))]
 
 
 def _kind(name: str, how: How) -> Named:
-    """Return what is said by the arguments, and by the name where these say nothing."""
+    """Return what the arguments say, and what the name says where they say nothing."""
     says = named(name)
     if how.member is not None:
         return Named(how.decompress or says.compression, True, how.format)
@@ -110,7 +111,7 @@ def _kind(name: str, how: How) -> Named:
 
 
 def _format(member: str) -> str | None:
-    """Return the format that the name of a member says; what is compressed there shows itself by its content."""
+    """Return the format in the name of a member. A compressed member is recognized by its content, not here."""
     says = named(member)
     return None if says.compression else says.format
 
@@ -143,7 +144,7 @@ def _name(member: Member, archive: str) -> str:
 
 
 def _raw(opened: _Whole, name: str, place: frozenset[str], how: How) -> Source:
-    """Return a source, after a look at its ends if its format was not said. It is closed if this raises."""
+    """Return a source. If its format was not given, check that it looks raw, and close it if not."""
     if how.format is None:
         with contextlib.ExitStack() as stack:
             stack.callback(opened.close)
@@ -153,7 +154,7 @@ def _raw(opened: _Whole, name: str, place: frozenset[str], how: How) -> Source:
 
 
 def _part(image: _Whole, offset: int, length: int) -> bytes:
-    """Return what there is of a range of an image."""
+    """Return the bytes of a range that are inside the image."""
     start, end = max(offset, 0), min(offset + length, image.size)
     buffer = bytearray(max(end - start, 0))
     image.read(start, memoryview(buffer))
@@ -161,7 +162,7 @@ def _part(image: _Whole, offset: int, length: int) -> bytes:
 
 
 def _open_stream(source: Input, how: How, kind: Named) -> Source:
-    """Open what is read once. The input is closed if this raises."""
+    """Open an input that is read once. Close it if this raises."""
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         opened = _open_member(source, how, kind) if kind.archive else _open_whole(source, how, kind)
@@ -171,12 +172,12 @@ def _open_stream(source: Input, how: How, kind: Named) -> Source:
 
 
 def _spool(reader: Reader, source: Input, name: str, known: str | None, how: How) -> Source:
-    """Write what is to be read in any order to a temporary file, and open that. known: its format; None: raw."""
+    """Write data that is read in any order to a temporary file, and open that. `known` is its format, if not raw."""
     with contextlib.ExitStack() as stack:
         log.info("%s is written to a temporary file first", name)
         spool = local.Spool(reader, name)
         stack.callback(spool.close)
-        source.check()  # before anything of it is sent
+        source.check()  # before any of it is sent
         inner = _raw(FileSource(spool.path), name, DECOMPRESSED, how) if known in (None, "raw") else None
         opened = inner or local.QemuSource(spool.path, known or "raw", name=name)
         stack.pop_all()
@@ -211,10 +212,10 @@ def _open_whole(source: Input, how: How, kind: Named) -> Source:
         content: Reader = local.Decompressed(source, kind.compression, source.name) if kind.compression else source
         return _spool(content, source, source.name, known, how)
     size, told = _size(source, kind.compression, how.size)
-    source.watch = unwatched  # what follows is short
+    source.watch = unwatched  # the reads below are short
     ahead = Ahead(source)
     if size is None and kind.compression == "zstd":
-        # A frame without data says nothing of those that follow it.
+        # A first frame without data says nothing about the next frames.
         size, told = local.zstd_head(ahead.peek(local.ZSTD_HEADER)) or None, "its header"
     if size is None and kind.compression is None and source.size is not None:
         size, told = source.size, "its server"
@@ -230,7 +231,7 @@ def _open_whole(source: Input, how: How, kind: Named) -> Source:
 
 
 def _checked(content: Reader, how: How, name: str, place: frozenset[str], raw: str = "--format raw") -> Reader:
-    """Return the same content, after a look at its first bytes if its format was not said."""
+    """Return the same content. If its format was not given, check that its first bytes look raw."""
     if how.format is not None:
         return content
     ahead = Ahead(content)
@@ -239,7 +240,7 @@ def _checked(content: Reader, how: How, name: str, place: frozenset[str], raw: s
 
 
 def _size(source: Input, compression: str | None, said: int | None) -> tuple[int | None, str]:
-    """Return the size of what comes, and who tells it; None: nobody but perhaps the first bytes."""
+    """Return the size of the data, and what tells it. None if nothing does, except perhaps the first bytes."""
     if said is not None or source.path is None or compression is None:
         return said, "--size"
     fd = open_image(source.path)

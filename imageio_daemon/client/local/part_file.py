@@ -18,13 +18,13 @@ DIGITS = 32
 
 
 class PartFile:
-    """A new file beside `path`, locked against other downloads (flock(2)). Methods raise LocalError.
+    """A new file in the directory of `path`, locked against other downloads (flock(2)). Methods raise LocalError.
 
-    A symbolic link is followed, as cp does. What is there already is replaced, so the new file has its owner,
+    Follows a symbolic link, as cp does. The new file replaces the one at `path`. So it gets that file's owner,
     permissions, ACL and extended attributes before it has data. A file that may not be written is not replaced.
 
-    continues: take the file that an earlier download has left, unless somebody may have it open who may not open a new
-    one. `is_earlier`: that was so, and what it has is unknown.
+    With `continues`, take the file that an earlier download has left, unless somebody may have it open who may not open
+    a new one. Then `is_earlier` is true, and the content is unknown.
     """
 
     def __init__(self, path: Path, *, continues: bool = False) -> None:
@@ -46,11 +46,11 @@ class PartFile:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """Return what a record of the file is found by: its path, and its inode, which shows that it is another one."""
+        """Return the key of a record of the file: its path, and its inode, by which a replaced file is noticed."""
         return {"part": str(self.path.absolute()), "inode": os.fstat(self._fd).st_ino}
 
     def anew(self) -> None:
-        """Begin with a new file, in the place of one that an earlier download has left."""
+        """Begin with a new file, in place of the one that an earlier download has left."""
         if not self.is_earlier:
             return
         try:
@@ -93,7 +93,7 @@ class PartFile:
     def publish(self) -> None:
         """Rename the file, and sync it and its directory, so that a crash leaves either none or the complete file."""
         try:
-            take_over(self._fd, self.final)  # once more: it may be another file, or have been changed
+            take_over(self._fd, self.final)  # once more, because that file may have been replaced or changed
             os.fsync(self._fd)
             self.path.replace(self.final)
             os.fsync(self._directory)
@@ -108,9 +108,9 @@ class PartFile:
         self._close()
 
     def _require_writable(self, path: Path) -> None:
-        """Open the file that is replaced as a write would, by the name that was given. Raises OSError, LocalError.
+        """Open the file that will be replaced, by the given name, as a write would. Raises OSError, LocalError.
 
-        So the kernel follows no link that is a trap: protected_symlinks of proc_sys_fs(5).
+        So the kernel refuses links that are a trap (protected_symlinks of proc_sys_fs(5)).
         """
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,18 +129,18 @@ class PartFile:
         except OSError as e:
             if e.errno != errno.ENAMETOOLONG:
                 raise
-        # What the file system takes is tried: pathconf(3) tells the bytes of the longest characters, of some.
+        # Try which names the file system takes: pathconf(3) of some counts the bytes of the longest characters.
         digest = hashlib.sha256(os.fsencode(self.final.name)).hexdigest()[:DIGITS]
         self.path = self.final.with_name(digest + SUFFIX)
         return self._take_or_create(continues=continues)
 
     def _take_or_create(self, *, continues: bool) -> int:
-        """Return a new file, or one that is left. Who has that open can read what is written to it."""
+        """Return a file that is left, unless somebody may have it open who must not read it, or else a new one."""
         mode = 0o600 if self.final.exists() else 0o666
         for _ in range(2):
             with contextlib.suppress(FileExistsError):
                 return self._locked(os.O_CREAT | os.O_EXCL, mode)
-            with contextlib.suppress(FileNotFoundError):  # it is complete now
+            with contextlib.suppress(FileNotFoundError):  # another download has completed it
                 left = self._locked(os.O_NOFOLLOW | os.O_NONBLOCK)
                 with contextlib.ExitStack() as stack:
                     stack.callback(os.close, left)

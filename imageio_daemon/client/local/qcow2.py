@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qcow2 images: new ones that are written in whole clusters, of changes and compressed, and one that is updated."""
+"""qcow2 images: new ones in whole clusters, with only the changes or compressed, and existing ones to update."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ CLUSTER = 64 * KiB
 class Increment(QemuTarget):
     """A new qcow2 image with the changed extents, to be rebased on an older copy by `qemu-img rebase -u`.
 
-    Whole clusters are written: qemu fills the rest of a newly allocated cluster with zeros, not with the older copy.
+    Whole clusters are written, because qemu fills the rest of a new cluster with zeros, not with the older copy.
     """
 
     block = CLUSTER
@@ -31,7 +31,7 @@ class Increment(QemuTarget):
 
     @property
     def reads_zero(self) -> bool:
-        """Tell that zeros are written: they hide what the older copy has."""
+        """Return False: zeros must be written, to hide the data of the older copy."""
         return False
 
 
@@ -44,13 +44,14 @@ class CompressedQcow2(QemuTarget):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "qcow2")
-        # Clusters that come in parts: the last one, and those in which a connection was lost. Written at the end.
+        # Clusters that come in parts: the last one, and those in which a connection was lost. They are written at the
+        # end.
         self._parts: dict[int, bytearray] = {}
         self._lock = threading.Lock()
         self._size = 0
 
     def start(self, size: int) -> None:
-        """Create the image, of whole clusters until the end, and serve it by qemu-nbd."""
+        """Create the image, with a whole cluster at its end for now, and serve it by qemu-nbd."""
         self._size = whole_sectors(size)
         self._create(-(-size // CLUSTER) * CLUSTER)
         self._tell(size, self._size)
@@ -66,7 +67,7 @@ class CompressedQcow2(QemuTarget):
         self._keep(last, data[last - offset :])
 
     def finish(self) -> None:
-        """Write what came in parts, and finish the image."""
+        """Write the clusters that came in parts, and finish the image."""
         for start, cluster in self._parts.items():
             super().write(start, memoryview(cluster))
         super().finish()
@@ -86,7 +87,7 @@ class CompressedQcow2(QemuTarget):
 
 
 class UpdatedQcow2(ServedTarget):
-    """A qcow2 image that exists, in which what differs is written, in place."""
+    """An existing qcow2 image, in which what differs is written in place."""
 
     reads_zero = False
 
@@ -95,11 +96,11 @@ class UpdatedQcow2(ServedTarget):
         self._server = PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
 
     def start(self, size: int) -> None:
-        """Require the size of the image."""
+        """Raise LocalError unless the image has this size."""
         has = self._started.image.size
         if has != whole_sectors(size):
             raise LocalError(f"{self._path} is an image of {has} bytes, and the other one has {size}: qemu-img resize")
 
     def source(self) -> Source:
-        """Return what it has."""
+        """Return a source of the image's present content."""
         return PresentSource(self._started)

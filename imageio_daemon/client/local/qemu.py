@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that qemu-nbd reads and writes: those in formats other than raw, and what else qemu knows to open."""
+"""Images that qemu-nbd reads and writes: those in formats other than raw, and others that qemu can open."""
 
 import contextlib
 import logging
@@ -23,17 +23,17 @@ from .source import Source, changed, identity
 
 log = logging.getLogger(__name__)
 
-#: Formats in which a flush leaves an image that can be opened again, whatever happens to its qemu-nbd then.
+#: Formats whose images can be opened after a flush, whatever happens to their qemu-nbd then.
 CONTINUED = ("qcow2",)
-#: Seconds that the qemu-nbd of a download which was killed may take to end, and between two looks.
+#: Seconds for the qemu-nbd of a killed download to end, and seconds between two checks.
 LEFT_TIMEOUT = 10.0
 LEFT_POLL = 0.1
-#: Options with which a new image has the size that it is to have: that of a vpc is one of whole cylinders otherwise.
+#: Options that give a new image exactly the wanted size. Without them, a vpc has whole cylinders.
 SIZED: Mapping[str, tuple[str, ...]] = {"vpc": ("-o", "force_size=on")}
 
 
 class ServedSource:
-    """A source that a qemu-nbd serves, which ends with it. Methods raise LocalError."""
+    """A source with a qemu-nbd that serves it and ends with it. Methods raise LocalError."""
 
     is_stream = False
     portion = 32 * MiB
@@ -53,7 +53,7 @@ class ServedSource:
             image.read(offset, buffer)
 
     def stop(self) -> None:
-        """Make reads that wait raise Stopped, and those that follow."""
+        """Make waiting and later reads raise Stopped."""
         self._server.stop()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class ServedSource:
 
 
 class ServedTarget:
-    """A target that a qemu-nbd serves, which ends with it. Methods raise LocalError."""
+    """A target with a qemu-nbd that serves it and ends with it. Methods raise LocalError."""
 
     portion = 32 * MiB
     block = 1
@@ -88,7 +88,7 @@ class ServedTarget:
             self._server.close()
 
     def stop(self) -> None:
-        """Make writes that wait raise Stopped, and those that follow."""
+        """Make waiting and later writes raise Stopped."""
         if self._server is not None:
             self._server.stop()
 
@@ -100,7 +100,7 @@ class ServedTarget:
 
 
 class QemuSource(ServedSource):
-    """A source in a format other than raw. name: in messages; None: the path."""
+    """A source in a format other than raw. `name` is for messages, by default the path."""
 
     def __init__(
         self,
@@ -146,12 +146,12 @@ class QemuSource(ServedSource):
 
 
 class PresentSource(ServedSource):
-    """What a target has, to be compared while it is written."""
+    """The present content of a target, to compare with while the target is written."""
 
     identity: Mapping[str, object] | None = None
 
     def check(self) -> None:
-        """Do nothing: it is written to."""
+        """Do nothing: the target is meant to change."""
 
     def close(self) -> None:
         """Do nothing: the target ends qemu-nbd."""
@@ -171,16 +171,16 @@ class QemuTarget(ServedTarget):
 
     @property
     def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left it."""
+        """Tell whether an earlier download has left this image."""
         return self._part.is_earlier
 
     @property
     def reads_zero(self) -> bool:
-        """Tell that the image is new: one that is left has what was written since its last flush, too."""
+        """Tell whether the image is new. One that is left has data, also some that was never flushed."""
         return not self._part.is_earlier
 
     def resume(self, size: int) -> Source | None:
-        """Serve what is there, if qemu can open it, and it has the size."""
+        """Serve the image that is left, if qemu can open it and it has this size."""
         if not self._part.is_earlier:
             return None
         deadline = time.monotonic() + LEFT_TIMEOUT
@@ -197,7 +197,7 @@ class QemuTarget(ServedTarget):
         return PresentSource(self._server)
 
     def start(self, size: int) -> None:
-        """Create the image, and serve it by qemu-nbd. Its size is told if it can't be that of the image."""
+        """Create the image, and serve it by qemu-nbd. Log its size if the format cannot have the wanted one."""
         if self._part.is_earlier:
             if self._server is not None:
                 self._server.close()
@@ -241,7 +241,7 @@ class QemuTarget(ServedTarget):
         self._part.publish()
 
     def _closed(self) -> None:
-        """Do what is left when qemu-nbd has closed the complete image."""
+        """Do what is left to do after qemu-nbd has closed the complete image."""
 
     def abandon(self) -> None:
         """Remove the image."""

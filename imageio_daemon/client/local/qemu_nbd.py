@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qemu-nbd process that serves an image to this one."""
+"""A qemu-nbd process that serves an image to this process."""
 
 import contextlib
 import os
@@ -16,36 +16,36 @@ from ..stopping import Stop
 from .in_use import REMEDY
 from .nbd_image import NbdImage
 
-#: Most connections to one qemu-nbd: one for each thread.
+#: Most connections to one qemu-nbd, one for each thread.
 SHARED = 64
 START_TIMEOUT = 30.0
-#: Seconds between checks whether it does. It takes some 15 ms.
+#: Seconds between checks whether it does, which takes some 15 ms.
 POLL = 0.002
 #: Seconds that qemu-nbd may take to close an image after its last client has left.
 STOP_TIMEOUT = 600.0
-#: The same after stop(): what is under way may end, such that the lock of an image on Ceph is released. If qemu-nbd is
-#: killed, the next program waits 30 s for it, in place of 0.5 s (tests/lab/ceph).
+#: The same after stop(). It is enough for running requests, and to release the lock of an image on Ceph. If qemu-nbd
+#: were killed, the next program would wait 30 s for the lock, instead of 0.5 s (tests/lab/ceph).
 STOPPED_TIMEOUT = 5.0
-#: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
+#: The message if another program has locked a file of the image: the hint of lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
 
 
 class PrivateQemuNbd:
     """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
 
-    name: of the image in messages. image: arguments that tell what it is.
+    `name` is the image's name in messages. `image` has the arguments that tell qemu-nbd what to serve.
     """
 
     def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
         self._name = name
         self._stop = Stop()
         self._closed = False
-        #: Whether it has ended by itself, and so has flushed and closed the image.
+        #: Whether qemu-nbd has ended by itself, so that it has flushed and closed the image.
         self.ended_well = False
         try:
             self._directory = tempfile.mkdtemp(prefix="imageio-client-")
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-            # Names of sockets have 107 bytes at most (unix(7)), and that of the directory may be longer.
+            # The address of a socket has at most 107 bytes (unix(7)), and the directory's name may be longer.
             self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as e:
             raise LocalError(f"can't make temporary files, which {name} needs: {e.strerror}") from e
@@ -55,7 +55,7 @@ class PrivateQemuNbd:
         command += ["--discard=unmap"] if writable else ["--read-only"]
         command += image
         try:
-            # A process group of its own, so that Ctrl-C does not kill it.
+            # In another process group, so that Ctrl-C does not kill it.
             self._process = subprocess.Popen(  # noqa: S603 - no shell
                 command,
                 stdin=subprocess.DEVNULL,
@@ -77,10 +77,10 @@ class PrivateQemuNbd:
             raise
 
     def files(self) -> list[Path]:
-        """Return the files and block devices that the image is made of, in the order in which they were opened.
+        """Return the files and block devices of which the image consists, in the order in which they were opened.
 
-        They are links to what is open, /proc/PID/fd/N (proc_pid_fd(5)): the names by which qemu tells them may be no
-        names of files, and may not have all their bytes.
+        These are links to the open files, /proc/PID/fd/N (proc_pid_fd(5)). The names that qemu has for them may be no
+        file names, and may lack bytes.
         """
         try:
             own = os.stat(self._pid_file)
@@ -91,7 +91,7 @@ class PrivateQemuNbd:
         return [link for link, status in told if _is_image(status) and not os.path.samestat(status, own)]
 
     def stop(self) -> None:
-        """Disconnect. Requests that wait for storage raise Stopped, and those that follow."""
+        """Disconnect. Requests that wait for storage raise Stopped, and so do later ones."""
         self._stop.stop()
 
     @contextlib.contextmanager
@@ -109,12 +109,12 @@ class PrivateQemuNbd:
         with self.serving() as image:
             image.flush()
         self.close()
-        self._stop.check()  # close() has not told then whether qemu-nbd failed
+        self._stop.check()  # after stop(), close() does not tell whether qemu-nbd has failed
 
     def close(self) -> None:
         """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
 
-        After stop() it is no failure, and not waited for longer than STOPPED_TIMEOUT. Later calls do nothing.
+        After stop(), wait no longer than STOPPED_TIMEOUT, and ignore a failure. Later calls do nothing.
         """
         if self._closed:
             return
@@ -133,7 +133,7 @@ class PrivateQemuNbd:
         return [int(name) for name in os.listdir(f"/proc/{self._process.pid}/fd") if int(name) not in standard]
 
     def _wait(self) -> None:
-        """Wait until it accepts connections, when it writes its pid file. Its socket exists before that."""
+        """Wait until qemu-nbd accepts connections. It writes its pid file then; its socket exists before."""
         deadline = time.monotonic() + START_TIMEOUT
         while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
@@ -146,7 +146,7 @@ class PrivateQemuNbd:
             time.sleep(POLL)
 
     def _wait_for_end(self) -> int:
-        """Return its status. It is killed if it does not end in time."""
+        """Return the status of qemu-nbd. Kill it if it does not end in time."""
         try:
             return self._process.wait(STOPPED_TIMEOUT if self._stop.is_set else STOP_TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images on Ceph as local ones: rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], read and written by qemu-nbd.
 
-Cluster and user are those of Ceph's own programs: CEPH_CONF names the configuration, and CEPH_ARGS, as in
-`--id backup`, the user; without them it is /etc/ceph/ceph.conf and client.admin (ceph(8)). librados reads CEPH_ARGS in
-qemu-nbd, too, but not which cluster and user it names: that is for the program.
+Cluster and user are found as by Ceph's own programs: CEPH_CONF names the configuration, and CEPH_ARGS, as in
+`--id backup`, the user. The defaults are /etc/ceph/ceph.conf and client.admin (ceph(8)). In qemu-nbd, librados reads
+CEPH_ARGS, too, but leaves cluster and user in it to the program.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can
 class RbdSource(ServedSource):
     """An image on Ceph, or a snapshot."""
 
-    #: Nobody sees whether an image was changed, as with block devices.
+    #: As with block devices, nothing shows whether an image was changed.
     identity: Mapping[str, object] | None = None
 
     def __init__(self, address: str) -> None:
@@ -35,7 +35,7 @@ class RbdSource(ServedSource):
 
 
 class RbdTarget(ServedTarget):
-    """An existing image on Ceph, which is written in place. Bytes beyond the image's end do not change."""
+    """An existing image on Ceph, which is written in place. Bytes after the end of the new content do not change."""
 
     reads_zero = False
 
@@ -70,7 +70,7 @@ def _parse(address: str) -> RbdAddress:
 
 
 def _cluster() -> tuple[str, str]:
-    """Return the path of the configuration and the user that the environment names, "" for the defaults."""
+    """Return the path of the configuration and the user in the environment, with "" for the default."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--conf", default=os.environ.get("CEPH_CONF", ""))
     parser.add_argument("--cluster", default="")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size that compressed files tell of what is in them, without decompressing it.
+"""The decompressed size of compressed files, from their headers, without decompressing them.
 
-What they tell is a claim, which StreamSource compares with what comes. None: they don't tell, or what they tell does
-not fit together.
+This size is a claim, which StreamSource compares with the data. It is None if the headers do not tell it, or contradict
+each other.
 """
 
 import os
@@ -11,20 +11,20 @@ from ...image.magics import ZSTD
 from ...units import KiB, MiB
 from .compressed import zstd
 
-#: Bytes of the longest header of a zstd frame (RFC 8878, 3.1.1.1), without skippable frames.
+#: Most bytes of the header of a zstd frame (RFC 8878, 3.1.1.1), without skippable frames.
 ZSTD_HEADER = 18
 _ZSTD_SKIPPABLE = 0x184D2A50 >> 4
 _ZSTD_RLE = 1
-#: Header and footer of an xz stream, in bytes (The .xz File Format, 2.1.1 and 2.1.2).
+#: Bytes of the header, and of the footer, of an xz stream (The .xz File Format, 2.1.1 and 2.1.2).
 _XZ_EDGE = 12
-#: Largest index of an xz stream and most padding between two that are read, in bytes. The index of `xz -T` has 8 bytes
-#: for 24 MiB of the image.
+#: Most bytes of the index of an xz stream, and of the padding between two streams. The index of `xz -T` has 8 bytes for
+#: 24 MiB of the image.
 XZ_INDEX = 16 * MiB
 XZ_PADDING = 64 * KiB
 
 
 def told_size(fd: int, kind: str) -> int | None:
-    """Return the decompressed size, in bytes, that a regular file or block device tells."""
+    """Return the decompressed size, in bytes, of a regular file or block device, if its headers tell it."""
     end = os.lseek(fd, 0, os.SEEK_END)
     try:
         if kind == "zstd":
@@ -35,9 +35,9 @@ def told_size(fd: int, kind: str) -> int | None:
 
 
 def zstd_head(head: bytes) -> int | None:
-    """Return the decompressed size that the header of a zstd frame tells; None for a skippable frame, too."""
+    """Return the decompressed size in the header of a zstd frame, if it has one. A skippable frame has none."""
     if not head.startswith(ZSTD):
-        return None  # libzstd tells 0 for a skippable one
+        return None  # libzstd would say 0 for a skippable one
     try:
         return zstd.get_frame_info(head).decompressed_size
     except zstd.ZstdError:
@@ -45,7 +45,7 @@ def zstd_head(head: bytes) -> int | None:
 
 
 def _zstd(fd: int, end: int) -> int | None:
-    """Walk over all frames: each header has a size or not, the blocks are passed over."""
+    """Add up the sizes in the headers of all frames, skipping the blocks."""
     total = position = 0
     while position < end:
         head = os.pread(fd, ZSTD_HEADER, position)
@@ -61,7 +61,7 @@ def _zstd(fd: int, end: int) -> int | None:
 
 
 def _zstd_end(fd: int, position: int, descriptor: int) -> int:
-    """Return where a frame ends. Raises IndexError if the file ends before."""
+    """Return the position of a frame's end. Raises IndexError if the file ends before."""
     single = descriptor >> 5 & 1
     position += 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6]
     last = 0
@@ -74,7 +74,7 @@ def _zstd_end(fd: int, position: int, descriptor: int) -> int:
 
 
 def _xz(fd: int, end: int) -> int | None:
-    """Walk over all streams from the last one on: the index at its end has the sizes of its blocks."""
+    """Add up the sizes of all streams, from the last one to the first. The index at the end of each has its blocks."""
     total = 0
     while end > 0:
         end = _without_padding(fd, end)
@@ -92,7 +92,7 @@ def _xz(fd: int, end: int) -> int | None:
 
 
 def _without_padding(fd: int, end: int) -> int:
-    """Return the end of what is not zeros. Raises ValueError if it is not near."""
+    """Return the position before the zeros at the end. Raises ValueError if there are too many."""
     tail = os.pread(fd, min(end, XZ_PADDING), max(end - XZ_PADDING, 0))
     end -= len(tail) - len(tail.rstrip(b"\0"))
     if not tail.rstrip(b"\0"):
@@ -101,7 +101,7 @@ def _without_padding(fd: int, end: int) -> int:
 
 
 def _xz_index(index: bytes) -> tuple[int, int]:
-    """Return the bytes of all blocks, as they are and decompressed. Raises ValueError, IndexError."""
+    """Return the bytes of all blocks, compressed and decompressed. Raises ValueError, IndexError."""
     if index[0] != 0:
         raise ValueError("no index")
     records, position = _xz_number(index, 1)
@@ -115,7 +115,7 @@ def _xz_index(index: bytes) -> tuple[int, int]:
 
 
 def _xz_number(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, of at most 9 bytes, and the position behind it (1.2)."""
+    """Return a number in at most 9 bytes with 7 bits each, and the position after it (1.2)."""
     value = 0
     for shift in range(0, 63, 7):
         byte = data[position]

@@ -13,15 +13,16 @@ from ...units import MiB
 from ..errors import LocalError
 from ..file_part import FilePart
 
-#: Alignment of direct reads, in bytes: that of the largest sectors, and of memory pages. 2 GiB of a loop device, one
-#: thread, cold: 3.6 s through the page cache, with 3.6 s of processor time; 0.7 to 1.6 s past it, with 0.1 s.
+#: Alignment of direct reads, in bytes: that of the largest sectors and of memory pages. One thread read 2 GiB of a loop
+#: device, not cached, in 3.6 s through the page cache, with 3.6 s of processor time; past it in 0.7 to 1.6 s, with 0.1
+#: s.
 BLOCK = 4096
 #: What to do about a source that has changed.
 _ANEW = "start anew, an upload with --restart, when nobody writes to it"
 
 
 class Source(Protocol):
-    """An image that several threads read. `is_stream`: each byte can be read once, in order."""
+    """An image that several threads read. If it `is_stream`, each byte can be read only once, in order."""
 
     is_stream: bool
 
@@ -31,11 +32,11 @@ class Source(Protocol):
 
     @property
     def portion(self) -> int:
-        """Return the bytes of data that one thread takes at a time while much is left."""
+        """Return how many bytes of data one thread takes at a time while much is left."""
 
     @property
     def identity(self) -> Mapping[str, object] | None:
-        """Return values that differ after a change or replacement of the image; None if no value shows that."""
+        """Return values that differ after a change or replacement of the image, or None if there are none."""
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents in order, without gaps. Raises LocalError."""
@@ -47,10 +48,10 @@ class Source(Protocol):
         """Raise LocalError if the image is known to have changed since it was opened."""
 
     def stop(self) -> None:
-        """Make reads that wait raise Stopped."""
+        """Make waiting reads raise Stopped."""
 
     def close(self) -> None:
-        """Close the image; no read may run."""
+        """Close the image. Call this when no read runs."""
 
 
 class FileSource:
@@ -101,16 +102,16 @@ class FileSource:
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether it is read through the page cache, from which the kernel can send."""
+        """Tell whether reads go through the page cache, from which the kernel can send."""
         return self._direct is None
 
     def part(self, offset: int, length: int) -> FilePart:
-        """Return a range for the kernel to send, which begins to read it: its first bytes are looked at one by one."""
+        """Return a range for the kernel to send. The kernel begins to read it now, because single bytes are checked."""
         os.posix_fadvise(self._fd, self._offset + offset, length, os.POSIX_FADV_WILLNEED)
         return FilePart(self._fd, self._offset + offset, length, self._failed)
 
     def check(self) -> None:
-        """Raise LocalError if the size has changed, or the mtime, unless others may write to it."""
+        """Raise LocalError if the size has changed, or the mtime unless others may write to the image."""
         end = self._offset + self.size
         try:
             now = os.lseek(self._fd, 0, os.SEEK_END)
@@ -133,15 +134,15 @@ class FileSource:
             os.close(self._direct)
 
     def _read(self, buffer: memoryview, position: int) -> int:
-        """Read some bytes: those of whole blocks past the page cache, where it is possible."""
+        """Read some bytes. Whole blocks are read past the page cache, if possible."""
         whole = len(buffer) // BLOCK * BLOCK
         if self._direct is not None and whole and position % BLOCK == 0:
             try:
-                # 0 bytes: the end is in this block.
+                # A count of 0 means that the end is in this block.
                 if count := os.preadv(self._direct, [buffer[:whole]], position):
                     return count
             except OSError as e:
-                if e.errno != errno.EINVAL:  # memory that is not aligned
+                if e.errno != errno.EINVAL:  # which means that the memory is not aligned
                     raise
         return os.preadv(self._fd, [buffer], position)
 
@@ -149,7 +150,7 @@ class FileSource:
         try:
             return os.lseek(self._fd, offset, whence)
         except OSError as e:
-            if e.errno == errno.ENXIO:  # no data from here on, or the end of the file is before it
+            if e.errno == errno.ENXIO:  # there is no data from here on, or the file ends before
                 end = os.lseek(self._fd, 0, os.SEEK_END)
                 if end < self._offset + self.size:
                     raise self._shorter(end) from e
@@ -170,7 +171,7 @@ class FileSource:
 
 
 def _open_direct(fd: int) -> int | None:
-    """Open a block device once more, for direct I/O; None for files, and where there is none (EINVAL of open(2))."""
+    """Open a block device once more, for direct I/O. Return None for a file, or if that fails (EINVAL of open(2))."""
     if not stat.S_ISBLK(os.fstat(fd).st_mode):
         return None
     try:
@@ -180,9 +181,9 @@ def _open_direct(fd: int) -> int | None:
 
 
 def identity(file: int | Path) -> dict[str, object] | None:
-    """Return device, inode, size and mtime of an open file; None for a block device, whose values never change.
+    """Return device, inode, size and mtime of a file, or None for a block device, whose values never change.
 
-    file: its descriptor, or a link to it in /proc.
+    `file` is a descriptor of it, or a link to that in /proc.
     """
     status = os.stat(file)
     if stat.S_ISBLK(status.st_mode):
@@ -191,7 +192,7 @@ def identity(file: int | Path) -> dict[str, object] | None:
 
 
 def changed(path: Path) -> LocalError:
-    """Return the error for a source that was written to meanwhile."""
+    """Return the error for a source that was changed while it was read."""
     return LocalError(f"{path} was changed while it was read: {_ANEW}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes in order and has to be read in any order is written to a temporary file first, without its zeros."""
+"""A temporary file for data that comes in order and has to be read in any order. It has holes in place of zeros."""
 
 import errno
 import os
@@ -16,17 +16,17 @@ from ..errors import LocalError
 from .source import Source
 from .stream import Input, Reader
 
-#: Bytes that are read at a time, and of which a hole is made if they are zeros.
+#: Bytes that are read at a time. If all are zeros, they become a hole.
 PIECE = 4 * MiB
 HOLE = 64 * KiB
-#: The part of what is free in the directory that the data of a file may take.
+#: The data of a file may take 1/SHARE of the free space of the directory.
 SHARE = 2
 
 
 class Spool:
-    """A file without a name, in the directory of TMPDIR or /tmp, which ends with this process. Raises LocalError.
+    """A file without a name, in TMPDIR or /tmp, which ends with this process. Raises LocalError.
 
-    `path`: a name by which qemu-nbd can open it while it is open here.
+    By `path`, qemu-nbd can open it while it is open here.
     """
 
     def __init__(self, reader: Reader, name: str) -> None:
@@ -82,7 +82,7 @@ class Spool:
 
 
 class SpooledSource:
-    """An image in a spool, as another source reads it. Nobody can find it again, so it has no identity."""
+    """An image in a spool, read by another source. Nobody can find it again, so it has no identity."""
 
     is_stream = False
     identity = None
@@ -103,10 +103,10 @@ class SpooledSource:
         self._inner.read(offset, buffer)
 
     def check(self) -> None:
-        """Do nothing: what was read before is all that there is."""
+        """Do nothing: the input was checked when it was spooled, and the spool does not change."""
 
     def stop(self) -> None:
-        """Make reads that wait raise Stopped."""
+        """Make waiting reads raise Stopped."""
         self._inner.stop()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are read once, in order: standard input, what is decompressed, members of archives on the way."""
+"""Sources that are read once, in order: standard input, decompressed data, members of archives that are streams."""
 
 import io
 import os
@@ -17,7 +17,7 @@ from ..fetched import Fetched
 from .source import changed, identity, open_image
 from .turns import Turns
 
-#: Algorithms with which files are published.
+#: Algorithms of published digests.
 PUBLISHED = ("sha256", "sha384", "sha512", "sha1", "md5")
 
 
@@ -28,20 +28,20 @@ class Reader(Protocol):
         """Return at most `size` bytes, none at the end. Raises LocalError, Stopped."""
 
 
-#: Called while an image is opened, with the bytes that were read of its file, and how many it has; None: nobody knows.
+#: A function that is called while an image is opened, with the bytes read of its file, and the file's size, if known.
 Watch: TypeAlias = Callable[[int, int | None], None]
 
 
 def unwatched(read: int, of: int | None) -> None:
-    """Do nothing with a number of bytes that were read."""
+    """Do nothing."""
 
 
-#: Bytes that are read at a time behind the image.
+#: Bytes that are read at a time after the end of the image.
 CHECKED = 1 * MiB
 
 
 class ExpectedDigest:
-    """What the bytes of a file have to be, as it was published: `sha256:HEX`. Raises Usage for anything else."""
+    """The published digest of a file, as `sha256:HEX`, to compare its bytes with. Raises Usage for any other text."""
 
     def __init__(self, told: str) -> None:
         algorithm, _, self._digest = told.partition(":")
@@ -59,16 +59,16 @@ class ExpectedDigest:
         self._state.update(data)
 
     def require(self, name: str) -> None:
-        """Raise ChecksumMismatch if the bytes were others. name: of the file, in messages."""
+        """Raise ChecksumMismatch if the bytes have another digest. `name` is the file's name in messages."""
         if (found := self._state.hexdigest()) != self._digest.lower():
             raise ChecksumMismatch(f"{name} has the digest {found}, and not {self._digest}, which was expected")
 
 
 class Input:
-    """The bytes of a stream, or of a file. A thread that waits for them is woken by stop().
+    """The bytes of a stream or of a file. stop() wakes a thread that waits for them.
 
-    watch: called with each read, until the image is open: much may have to be read before that. expect: what all of
-    its bytes have to be.
+    `watch` is called with each read until the image is open, because much may have to be read before. `expect` is the
+    digest of all bytes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Input:
 
     @property
     def size(self) -> int | None:
-        """Return the bytes of the file; None: nobody knows."""
+        """Return the number of bytes of the file, if it is known."""
         return self._size
 
     @classmethod
@@ -101,12 +101,12 @@ class Input:
         return cls(os.fdopen(open_image(path), "rb", buffering=0), path, watch, expect)
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, none at the end. Raises LocalError, and Stopped if its file is unbuffered."""
+        """Return at most `size` bytes, none at the end. Raises LocalError, and Stopped if the file is unbuffered."""
         try:
             if isinstance(self._stream, io.FileIO):
                 self._wait()
             while (data := cast("bytes | None", self._stream.read(size))) is None:
-                self._wait()  # another process has made it non-blocking
+                self._wait()  # another process has made the file non-blocking
         except (OSError, EOFError) as e:
             raise LocalError(f"can't read {self.name}: {getattr(e, 'strerror', None) or e}") from e
         self._position += len(data)
@@ -116,9 +116,9 @@ class Input:
         return data
 
     def check(self) -> None:
-        """Raise LocalError if size or mtime of the file have changed, ChecksumMismatch if it is another file."""
+        """Raise LocalError if size or mtime of the file have changed, ChecksumMismatch if its digest is another one."""
         if self._expect is not None:
-            while self.read(CHECKED):  # what is behind the image counts, too
+            while self.read(CHECKED):  # the digest includes what follows the image
                 pass
             self._expect.require(self.name)
             self._expect = None
@@ -126,13 +126,13 @@ class Input:
             raise changed(self.path)
 
     def stop(self) -> None:
-        """Make a read that waits raise Stopped, and those that follow."""
+        """Make waiting and later reads raise Stopped."""
         os.write(self._wake, b"x")
         if isinstance(self._stream, Fetched):
             self._stream.stop()
 
     def close(self) -> None:
-        """Close the file; a stream stays open for its owner."""
+        """Close the file. A stream stays open for its owner."""
         os.close(self._woken)
         os.close(self._wake)
         if self.path or isinstance(self._stream, Fetched):
@@ -147,14 +147,14 @@ class Input:
 
 
 class Ahead:
-    """A reader whose first bytes can be looked at before they are read."""
+    """A reader whose next bytes can be seen before they are read."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._head = b""
 
     def peek(self, size: int) -> bytes:
-        """Return the next `size` bytes, fewer if it ends before."""
+        """Return the next `size` bytes, or fewer if the reader ends before."""
         while len(self._head) < size and (more := self._reader.read(size - len(self._head))):
             self._head += more
         return self._head[:size]
@@ -168,15 +168,15 @@ class Ahead:
 
 
 class StreamSource:
-    """An image that is read once. size: bytes, which it must have exactly, as `told` says: a claim until all has come.
+    """An image that is read once. Raises LocalError for a size that no image can have.
 
-    reader: what is made of the input on the way. It works in the turns of the threads that send: while one thread
-    decompresses, the others send what came before. Raises LocalError for a size that no image has.
+    It must have exactly `size` bytes, which is a claim of `told` until all bytes have come. `reader` decodes the input.
+    It runs in the threads that send, one at a time: while one thread decompresses, the others send earlier bytes.
     """
 
     is_stream = True
     portion = 4 * MiB
-    identity = None  # a state file is of no use: what was sent is compared by the server's checksums, or not at all
+    identity = None  # a state file is of no use: only the server's checksums can tell what was sent
 
     def __init__(self, source: Input, size: int, reader: Reader | None = None, told: str = "--size") -> None:
         if not 0 <= size <= MAX_OFFSET:
@@ -210,8 +210,8 @@ class StreamSource:
                 self._require_end()
 
     def check(self) -> None:
-        """Raise LocalError if more has come than was told, or the file is known to have changed since it was opened."""
-        if not self._ended:  # of 0 bytes nothing is read
+        """Raise LocalError if there are more bytes than `size`, or if the file has changed since it was opened."""
+        if not self._ended:  # so far nothing was read of an image of 0 bytes
             self._require_end()
         self._input.check()
 

@@ -22,15 +22,15 @@ class Target(Protocol):
 
     @property
     def portion(self) -> int:
-        """Return the bytes of data that one thread takes at a time while much is left."""
+        """Return how many bytes of data one thread takes at a time while much is left."""
 
     @property
     def block(self) -> int:
-        """Return the granularity of what is written, in bytes."""
+        """Return the granularity of writes, in bytes."""
 
     @property
     def reads_zero(self) -> bool:
-        """Tell whether the new target reads as zeros, so that zeros need not be written."""
+        """Tell whether the target is new and reads as zeros, so that zeros need not be written."""
 
     def start(self, size: int) -> None:
         """Prepare for an image of this size, in bytes."""
@@ -42,13 +42,13 @@ class Target(Protocol):
         """Make a range read as zeros."""
 
     def finish(self) -> None:
-        """Flush, rename to the final name, and close. Called last."""
+        """Flush, rename to the final name, and close. Call this last."""
 
     def abandon(self) -> None:
-        """Remove the incomplete target if it is new, and close. Called last, in place of finish()."""
+        """Remove the incomplete target if it is new, and close. Call this last, in place of finish()."""
 
     def stop(self) -> None:
-        """Make writes that wait raise Stopped."""
+        """Make waiting writes raise Stopped."""
 
 
 @runtime_checkable
@@ -57,23 +57,23 @@ class PartTarget(Target, Protocol):
 
     @property
     def identity(self) -> Mapping[str, object] | None:
-        """Return what a record of it is found by, as of Source; None: it is not continued."""
+        """Return the key of a record of the target, as that of a Source, or None if it is not continued."""
 
     @property
     def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left it, and start() was not called."""
+        """Tell whether an earlier download has left this target, and start() was not called."""
 
     def resume(self, size: int) -> Source | None:
-        """Open what an earlier download has left of an image of this size, to be compared; None: nothing of use.
+        """Open what an earlier download has left of an image of this size, to compare it, or return None.
 
-        The caller closes it. In its place or afterwards, start() begins anew.
+        The caller closes the source. A call of start(), instead of this or after it, begins with an empty image.
         """
 
     def flush(self) -> None:
-        """Return when all that was written is on stable storage."""
+        """Put all that was written on stable storage."""
 
     def keep(self) -> bool:
-        """Close it, and leave what it has. Called last, in place of finish(), after stop(), too.
+        """Close the target, and leave what it has. Call this last, in place of finish(), also after stop().
 
         Return whether all that was written is on stable storage.
         """
@@ -81,14 +81,14 @@ class PartTarget(Target, Protocol):
 
 @runtime_checkable
 class UpdatedTarget(Target, Protocol):
-    """A target that exists, and in which only what differs is written. Methods raise LocalError."""
+    """An existing target, in which only what differs is written. Methods raise LocalError."""
 
     def source(self) -> Source:
-        """Return what it has, to be compared, after start(). The caller closes it."""
+        """Return a source of the target's present content, to compare with. Call this after start(), and close it."""
 
 
 class NewFile:
-    """A new raw file, called NAME.part until it is complete. continues: as of PartFile."""
+    """A new raw file, called NAME.part until it is complete. `continues` is as for PartFile."""
 
     portion = 32 * MiB
     block = 1
@@ -104,16 +104,16 @@ class NewFile:
 
     @property
     def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left it."""
+        """Tell whether an earlier download has left this file."""
         return self._part.is_earlier
 
     @property
     def reads_zero(self) -> bool:
-        """Tell that the file is new: one that is left has what was written since its last flush, too."""
+        """Tell whether the file is new. One that is left has data, also some that was never flushed."""
         return not self._part.is_earlier
 
     def resume(self, size: int) -> Source | None:
-        """Open what is there, if it has the size."""
+        """Open the file that is left, if it has this size."""
         if not self._part.is_earlier or self._image.size != size:
             return None
         return FileSource(self._part.path, shared=True)
@@ -132,7 +132,7 @@ class NewFile:
         self._image.write(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range of a file that was left read as zeros; a new file does."""
+        """Make a range read as zeros. In a new file it does already."""
         if self._part.is_earlier:
             self._image.zero(offset, length)
 
@@ -162,7 +162,7 @@ class NewFile:
 
 
 class ExistingImage:
-    """A block device or an existing file that is written in place. Bytes beyond the image's end do not change."""
+    """A block device or existing file that is written in place. Bytes after the image's end do not change."""
 
     portion = 32 * MiB
     block = 1
@@ -191,7 +191,7 @@ class ExistingImage:
         self._image.close()
 
     def abandon(self) -> None:
-        """Close it. What was written stays."""
+        """Close the image. What was written stays."""
         self._image.close()
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ class ExistingImage:
 
 
 class UpdatedImage(ExistingImage):
-    """A raw file or block device in which what differs is written, in place. A file gets the size of the image."""
+    """A raw file or block device in which what differs is written in place. A file gets the size of the image."""
 
     def start(self, size: int) -> None:
         """Set the size of a file, or check that the image fits into a device."""
@@ -214,18 +214,18 @@ class UpdatedImage(ExistingImage):
         self._image = LocalImage(self._path)
 
     def source(self) -> Source:
-        """Return what it has."""
+        """Return a source of the present content."""
         return FileSource(self._path, shared=True)
 
 
 class Writer(Protocol):
-    """What a stream is written to."""
+    """The object to which a Stream writes."""
 
     def write(self, data: memoryview, /) -> int:
         """Write some bytes, and return their number."""
 
     def flush(self) -> object:
-        """Write what is kept back."""
+        """Write buffered bytes."""
 
 
 class StreamTarget:
@@ -248,20 +248,20 @@ class StreamTarget:
             self._write(data)
 
     def zero(self, offset: int, length: int) -> None:
-        """Write zeros, in turn as write() does."""
+        """Write zeros, after all bytes before offset were written."""
         with self._turns.turn(offset, length):
             for done in range(0, length, len(_ZEROS)):
                 self._write(memoryview(_ZEROS)[: length - done])
 
     def finish(self) -> None:
-        """Flush the stream's buffer; the stream stays open for its owner."""
+        """Flush the stream's buffer. The stream stays open for its owner."""
         try:
             self._stream.flush()
         except OSError as e:
             raise _cant_write(e) from e
 
     def abandon(self) -> None:
-        """Do nothing; the stream stays open for its owner."""
+        """Do nothing. The stream stays open for its owner."""
 
     def stop(self) -> None:
         """Wake threads that wait for their turn."""
@@ -270,13 +270,13 @@ class StreamTarget:
     def _write(self, data: memoryview) -> None:
         try:
             while data:
-                data = data[self._stream.write(data) :]  # a raw stream may write a part
+                data = data[self._stream.write(data) :]  # a raw stream may write only a part
         except OSError as e:
             raise _cant_write(e) from e
 
 
 def is_existing_device(path: Path) -> bool:
-    """Tell whether a path is a block device. Raises LocalError for anything else that is no regular file."""
+    """Tell whether a path is a block device. Raises LocalError if it is neither that nor a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

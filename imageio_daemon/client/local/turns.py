@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access of several threads to a stream, in the order of the bytes."""
+"""Access to a stream by several threads, in the order of the bytes."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ from ..errors import Stopped
 
 
 class Turns:
-    """Turns on a stream: a range waits until all bytes before it had their turn. Thread-safe."""
+    """Turns on a stream. A range waits until all bytes before it had their turn. Thread-safe."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -33,7 +33,7 @@ class Turns:
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """Make all waiting and later turns raise Stopped."""
+        """Make waiting and later turns raise Stopped."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()

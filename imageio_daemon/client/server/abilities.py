@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells of an image and of itself: the answer to OPTIONS (docs/images-api.md)."""
+"""What a server tells about an image and itself: the answer to OPTIONS (docs/images-api.md)."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,9 +15,10 @@ MAX_CONNECTIONS = 10**6
 class Abilities:
     """The answer to OPTIONS.
 
-    local: the server's unix socket, if it has told how to know it. reads_zero: the whole image reads as zeros.
-    encodings: the codings of bodies that it takes. instance: the server's process. max_size: bytes that the image may
-    get. available: bytes that its storage has free for the image; None: not known.
+    `local` is the server's unix socket, if the answer has a proof for it. `reads_zero` tells that the whole image reads
+    as zeros. `encodings` are the codings of bodies that the server takes. `instance` names the server's process.
+    `max_size` is the most bytes that the image may have, and `available` the bytes that its storage has free for it,
+    if they are known.
     """
 
     features: frozenset[str]
@@ -32,7 +33,7 @@ class Abilities:
 
     @classmethod
     def from_json(cls, answer: Any) -> Self:
-        """Return the abilities. Raises KeyError, TypeError for an answer that is none."""
+        """Return the abilities. Raises KeyError or TypeError for a malformed answer."""
         if not isinstance(answer, dict) or not isinstance(answer["features"], list):
             raise TypeError("no object")
         return cls(

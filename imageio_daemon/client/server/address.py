@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of servers, and connecting to them."""
+"""Addresses of servers, and connections to them."""
 
 import contextlib
 import re
@@ -19,10 +19,10 @@ from .trust import Trust
 
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT = 15.0
-#: Milliseconds until a connection counts as lost whose bytes are not acknowledged (tcp(7)). Without it a request that
-#: was sent while the network was away waits 15 minutes.
+#: Milliseconds until a connection whose bytes are not acknowledged counts as lost (tcp(7)). Otherwise a request that
+#: was sent while the network was down would wait 15 minutes.
 LOST_TIMEOUT = 60_000
-#: What the path of a server's URL may be that has no ticket, and the path of the page of links, with its fragment.
+#: Paths of URLs without a ticket; and the path of the page in links, before the fragment.
 _NO_TICKET = ("", "/", "/images", "/images/")
 _PAGE = "/ui/"
 _SCHEMES = ("https://", "http://")
@@ -41,7 +41,7 @@ class ImageUrl:
     def parse(cls, text: str) -> Self:
         """Parse `https://HOST:PORT/images/TICKET`, or the link to a page, `https://HOST:PORT/ui/#TICKET`.
 
-        Also with http, which ClientSession does not take without being told so. Raises Usage.
+        Also with http, which ClientSession takes only if the settings allow it. Raises Usage.
         """
         with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(text)
@@ -57,17 +57,17 @@ class ImageUrl:
 
     @property
     def peer(self) -> str:
-        """Name the server in messages."""
+        """Return the server's name for messages."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def is_url(text: str) -> bool:
-    """Tell whether an argument is meant as a URL, not as the name of a file. Case does not matter (RFC 3986 3.1)."""
+    """Tell whether an argument is a URL, not the name of a file. Case does not matter (RFC 3986 3.1)."""
     return text[:8].lower().startswith(_SCHEMES)
 
 
 def has_ticket(url: str) -> bool:
-    """Tell whether a URL names an image, not only a server. What is no URL has one: it is refused as such."""
+    """Tell whether a URL names an image, not only a server. True also for what is no URL, which others refuse."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         return not (is_url(url) and parts.path in (*_NO_TICKET, _PAGE) and not parts.query and not parts.fragment)
@@ -75,7 +75,7 @@ def has_ticket(url: str) -> bool:
 
 
 def with_ticket(url: str, ticket_id: str) -> str:
-    """Return the URL of an image from that of its server."""
+    """Return the URL of an image from the URL of its server."""
     origin = urllib.parse.urlsplit(url)._replace(path="/images/", fragment="").geturl()
     return origin + urllib.parse.quote(ticket_id, safe="")
 
@@ -84,9 +84,9 @@ def with_ticket(url: str, ticket_id: str) -> str:
 class Endpoint:
     """The address of a server: `unix`, an abstract name with its leading NUL, or host and port.
 
-    peer: the name in messages. tls: None for a connection without TLS. proxy: what connects to the host for us. local:
-    the unix socket that the server has told of, and how to know it. url: where it has, and where to connect after a
-    connection was lost: a server that was started anew may have another unix socket.
+    `peer` is the name in messages. `tls` is None for a connection without TLS. `proxy` connects to the host, if it is
+    set. `local` is the unix socket that the server has told, with its proof. `url` is the server that told it. After a
+    lost connection the client connects there, because a restarted server may have another unix socket.
     """
 
     peer: str
@@ -99,7 +99,7 @@ class Endpoint:
     url: "Endpoint | None" = None
 
     def connect(self) -> socket.socket:
-        """Return a connected socket, for shake_hands(). Raises OSError, and what HttpProxy.tunnel() does."""
+        """Return a connected socket, for shake_hands(). Raises OSError, and the errors of HttpProxy.tunnel()."""
         if self.local is not None:
             return self.local.connect(CONNECT_TIMEOUT)
         if self.unix is not None:
@@ -112,7 +112,7 @@ class Endpoint:
         sock = socket.create_connection((hop.host, hop.port), timeout=CONNECT_TIMEOUT)
         with _closing_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
+            keep_alive(sock)  # answers may take long, and the server may vanish in this time
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
             if self.proxy:
                 self.proxy.tunnel(sock, self.host, self.port, CONNECT_TIMEOUT)
@@ -128,13 +128,13 @@ class Endpoint:
 
     @property
     def way(self) -> str:
-        """Name the server and the proxy before it, in messages."""
+        """Return the name of the server, and of the proxy before it, for messages."""
         return f"{self.peer} by the proxy {self.proxy.peer}" if self.proxy else self.peer
 
     def shake_hands(self, sock: socket.socket) -> None:
-        """Let the peer prove who it is, by TLS or as a local socket does; nothing may be sent before.
+        """Have the peer prove who it is, by TLS or as a local socket does. Send nothing before.
 
-        Raises OSError, ServerFailed for a server to doubt.
+        Raises OSError, or ServerFailed if the proof fails.
         """
         if self.local is not None:
             self.local.prove(sock)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers that come on a connection, one after the other, several of them at once (docs/adr/0038)."""
+"""The answers on a connection. They come one after the other, and several may be received at once (docs/adr/0038)."""
 
 import functools
 import http.client
@@ -11,23 +11,23 @@ from ...units import KiB
 from .pace import Paced
 from .sending import Moved
 
-#: Bytes that are received ahead of the answer that is read.
+#: Bytes that are received ahead of those that are read.
 AHEAD = 64 * KiB
-#: Most bytes of a line and lines of a head, as http.client has them.
+#: Most bytes of a line, and most lines of a head, as in http.client.
 MAX_LINE = 65536
 MAX_LINES = 100
-#: Heads whose meaning is kept: those of one second, whatever lengths their bodies have.
+#: Number of heads whose meaning is cached: those of one second, whatever lengths their bodies have.
 KEPT = 1024
-#: Longest head that is kept, in bytes: a server could fill gigabytes with long ones.
+#: Most bytes of a cached head, because a server could fill gigabytes with long ones.
 MAX_KEPT = 4 * KiB
-#: Fields that differ between answers that are the same otherwise.
+#: Fields in which otherwise equal heads differ.
 VARYING = (b"date:", b"content-range:")
 
 
 class Framing(NamedTuple):
     """The meaning of a head.
 
-    length: of the body, after which the next answer comes; None: it is chunked, or ends with the connection. ends: the
+    `length` is that of the body, or None if the body is chunked or ends with the connection. `ends` tells that the
     connection ends after this answer.
     """
 
@@ -44,13 +44,13 @@ class AnswerHead(NamedTuple):
 
     @property
     def framing(self) -> Framing:
-        """Return what the head means. Raises HTTPException."""
+        """Return the meaning of the head. Raises HTTPException."""
         told = b"".join(line for line in self.lines if not line[:14].lower().startswith(VARYING))
         return _kept_framing(told) if len(told) <= MAX_KEPT else _framing(told)
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives, at a pace; nothing while `is_held`."""
+    """The bytes that a socket receives, at the allowed pace. While `is_held`, it receives nothing."""
 
     def __init__(self, sock: socket.socket, paced: Paced) -> None:
         self._socket = sock
@@ -69,24 +69,24 @@ class _Incoming(io.RawIOBase):
 
 
 class Answers(io.BufferedReader):
-    """What a socket receives. It is the file of each http.client.HTTPResponse in turn, which does not close it."""
+    """The received bytes. Each http.client.HTTPResponse in turn reads them as its file, without closing it."""
 
     def __init__(self, sock: socket.socket, paced: Paced) -> None:
         self._incoming = _Incoming(sock, paced)
         super().__init__(self._incoming, AHEAD)
 
     def close(self) -> None:
-        """Do nothing: an HTTPResponse calls it at its end, and the next answer is still to come."""
+        """Do nothing. An HTTPResponse calls this at its end, before the next answer."""
 
     def flush(self) -> None:
-        """Do nothing: one that was not read to its end calls it when it is freed, after end()."""
+        """Do nothing. An HTTPResponse that was not read to its end calls this when it is freed, after end()."""
 
     def end(self) -> None:
         """Let later reads fail. The caller closes the socket."""
         super().close()
 
     def has_more(self) -> bool:
-        """Tell whether bytes were received that nobody has read."""
+        """Tell whether there are received bytes that nobody has read."""
         self._incoming.is_held = True
         try:
             return bool(self.peek(1))
@@ -94,7 +94,7 @@ class Answers(io.BufferedReader):
             self._incoming.is_held = False
 
     def received(self) -> bytes:
-        """Return what was received and nobody has read, without a wait for more."""
+        """Return the received bytes that nobody has read, without waiting for more."""
         self._incoming.is_held = True
         try:
             return bytes(self.peek())
@@ -108,7 +108,7 @@ class Answers(io.BufferedReader):
         return head
 
     def response(self, method: str, head: AnswerHead) -> http.client.HTTPResponse:
-        """Return the answer to a method, whose head has come. Raises HTTPException."""
+        """Return the answer to a method from its head. Raises HTTPException."""
         response = _parsed(b"".join(head.lines), method)
         response.fp = self
         return response
@@ -132,7 +132,7 @@ class Answers(io.BufferedReader):
 
 
 class AnswerBody:
-    """The body of the answer to a GET for a range. The caller reads it to its end. length: None if it is not told."""
+    """The body of the answer to a GET for a range. The caller reads all of it. `length` is None if it is unknown."""
 
     def __init__(self, answers: Answers, content_range: str, length: int | None) -> None:
         self._answers = answers
@@ -142,10 +142,10 @@ class AnswerBody:
         self._left = length or 0
 
     def read_into(self, buffer: memoryview, moved: Moved) -> None:
-        """Fill the buffer. Raises OSError, HTTPException if the connection ends before; `filled`: what has come."""
+        """Fill the buffer. Raises OSError or HTTPException if the connection ends before. `filled` is what has come."""
         self.filled = 0
         while self.filled < len(buffer):
-            # readinto() returns when the buffer is full, and a slow link takes long to fill it.
+            # Not readinto(), which returns when the buffer is full: a slow link takes long to fill it.
             count = self._answers.readinto1(buffer[self.filled :])
             if count == 0:
                 raise http.client.IncompleteRead(b"", self._left)
@@ -155,7 +155,7 @@ class AnswerBody:
 
 
 class _Received:
-    """A socket that has received these bytes."""
+    """A substitute for a socket that has received these bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -178,5 +178,5 @@ def _framing(lines: bytes) -> Framing:
     return Framing(response.status, length, response.will_close)
 
 
-#: http.client takes 60 µs to find it, and most answers are the same.
+#: http.client takes 60 µs to find the meaning, and most heads are equal.
 _kept_framing = functools.lru_cache(KEPT)(_framing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP on one blocking connection, used by one thread. The reasons are in docs/adr/0006."""
+"""HTTP on one blocking connection, for one thread. docs/adr/0006 has the reasons."""
 
 import contextlib
 import http.client
@@ -20,11 +20,11 @@ from .pace import UNLIMITED, Pace, Paced
 from .secure_socket import SecureSocket
 from .sending import Moved, Request, Unsent, counted, not_counted, send_all
 
-#: Longest answer that is read as a whole, in bytes: a list of many tickets.
+#: Most bytes of an answer that is read as a whole, such as a list of many tickets.
 MAX_ANSWER = 16 * MiB
-#: Bytes to read at a time of other answers.
+#: Bytes of other answers that are read at a time.
 PIECE = 64 * KiB
-#: Bytes of an error's reason that are read and shown.
+#: Most bytes of an error's reason that are read and shown.
 MAX_REASON = 1000
 
 #: Seconds without progress, while data is transferred, until a request fails.
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class ClientConnection:
-    """A connection for requests, one at a time, or some ahead. After an error the next request connects again."""
+    """A connection for requests, one at a time or several ahead. After an error, the next request connects again."""
 
     def __init__(self, endpoint: Endpoint, stop: Stop, pace: Pace = UNLIMITED) -> None:
         self.endpoint = endpoint
@@ -52,12 +52,12 @@ class ClientConnection:
         self._socket: socket.socket | None = None
         self._answers: Answers | None = None
         self._unsent: Unsent | None = None
-        self._ends = False  # the server has announced "Connection: close"
+        self._ends = False  # whether the server has announced "Connection: close"
         self._tried = False
         self._was_connected = False
 
     def close(self) -> None:
-        """Close the connection; the next request opens it again."""
+        """Close the connection. The next request opens it again."""
         if self._answers is not None:
             self._answers.end()
             self._answers = None
@@ -72,10 +72,11 @@ class ClientConnection:
             self._connected()
 
     def has_ended(self) -> bool:
-        """Tell whether the server has closed the connection since the last answer, as it does with one that is idle.
+        """Tell whether the server has closed the connection since the last answer, as servers do with idle ones.
 
-        So it is with a server that has sent what no request has asked for: that is no answer to the next one (RFC 9112
-        9.2). No answer may be awaited. An end that the last answer has announced is none: the next request connects.
+        Also true if the server has sent bytes without a request, because they are no answer to the next one (RFC 9112
+        9.2). False if the last answer has announced the end, because then the next request connects. Do not call this
+        while an answer is awaited.
         """
         sock = self._socket
         if sock is None or self._answers is None or self._ends:
@@ -103,7 +104,7 @@ class ClientConnection:
         timeout: float = DATA_TIMEOUT,
         expected: tuple[int, ...] = (200,),
     ) -> Answer:
-        """Send a request and return its answer. timeout: seconds without progress until it fails.
+        """Send a request and return its answer. It fails after `timeout` seconds without progress.
 
         Raises Refused for 4xx, StorageFailed and Temporary for 5xx, Temporary for connection failures, ServerFailed,
         Stopped.
@@ -123,10 +124,10 @@ class ClientConnection:
                 raise http.client.IncompleteRead(b"", response.length)
 
     def upgrade(self, path: str, protocol: str) -> tuple[socket.socket, bytes]:
-        """Let the connection become one of another protocol (RFC 9110 7.8).
+        """Change the connection to another protocol (RFC 9110 7.8).
 
-        Return its socket, which this closes at close(), and what was received behind the answer. Raises as request()
-        does; ServerFailed: the server does not have the protocol, and has answered as if it was not asked for.
+        Return its socket, which close() closes, and the bytes that were received after the answer. Raises as request()
+        does, and ServerFailed if the server ignores the protocol and answers in HTTP.
         """
         with self.translated():
             head = self.head("GET", path, {"Upgrade": protocol, "Connection": "Upgrade"})
@@ -138,7 +139,7 @@ class ClientConnection:
             return sock, answers.received()
 
     def write(self, requests: Sequence[Request], moved: Moved) -> None:
-        """Send PUTs, all before their answers. Raises as request() does."""
+        """Send all of the PUTs, then receive their answers. Raises as request() does."""
         started = time.monotonic()
         with self.translated(), counted(moved) as sent:
             for head, answers in self._exchange(requests, DATA_TIMEOUT, sent):
@@ -153,7 +154,7 @@ class ClientConnection:
                 self._require_ok("PATCH", head, answers)
 
     def read(self, requests: Sequence[Request]) -> Iterator[AnswerBody]:
-        """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.
+        """Send all of the GETs of ranges, then yield their answers. The caller reads each to its end.
 
         Raises as request() does.
         """
@@ -187,7 +188,7 @@ class ClientConnection:
         """Send requests, and yield the head of each answer. The caller reads its body before it takes the next one."""
         for number in range(len(requests)):
             left = requests[number:] if number == 0 or self._ends else []
-            if number and left:  # the server has announced its last answer, and drops the requests behind it
+            if number and left:  # the server has announced its last answer, and drops the requests after it
                 moved(-sum(request.length for request in left))
             if left:
                 answers = self._send(left, moved)
@@ -202,13 +203,13 @@ class ClientConnection:
         except TimeoutError:
             raise
         except OSError:
-            # A server that refuses a request may answer and stop reading before it has the whole body. Then sending
+            # A server that refuses a request may answer and stop reading before it has the whole body. Sending then
             # fails, and the answer has the reason.
             pass
         return answers
 
     def _require_ok(self, method: str, head: AnswerHead, answers: Answers) -> None:
-        """Read an answer that has to be 200. Its body is nothing to know: http.client would take 0.2 ms for it."""
+        """Read an answer that has to be 200, and ignore its body, for which http.client would take 0.2 ms."""
         framing = self._accept(method, head, answers, (200,))
         if framing.length is None or framing.length > PIECE:
             self._body(answers.response(method, head))
@@ -229,15 +230,15 @@ class ClientConnection:
         if framing.status in expected:
             return framing
         response, reason = answers.response(method, head), ""
-        with contextlib.suppress(OSError, http.client.HTTPException):  # the status counts without its reason, too
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the status is enough
             reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
-        if reason.lstrip().startswith("<"):  # the page of a proxy
+        if reason.lstrip().startswith("<"):  # an HTML page of a proxy
             reason = response.reason
         self.close()
         raise failure_of(self.endpoint.peer, method, response, self._printable(reason))
 
     def _printable(self, text: str) -> str:
-        """Return a server's text without the ticket's id and without control characters."""
+        """Return a server's text without the ticket id and control characters."""
         for secret in (self._secret, urllib.parse.unquote(self._secret)):
             if secret:
                 text = text.replace(secret, "…")
@@ -255,7 +256,7 @@ class ClientConnection:
         return sock, self._answers
 
     def _timed(self, timeout: float) -> None:
-        """Set the longest wait for the peer, which costs two system calls."""
+        """Set the longest wait for the peer. A change costs two system calls."""
         if self._socket is not None and self._socket.gettimeout() != timeout:
             self._socket.settimeout(timeout)
 
@@ -284,7 +285,7 @@ class ClientConnection:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Close the connection after any error, and raise Temporary for those of the connection."""
+        """Close the connection after any error, and raise Temporary for errors of the connection."""
         try:
             yield
         except (OSError, http.client.HTTPException) as e:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests that move data. Short ones go before the answers to those before them (docs/adr/0038)."""
+"""The requests that move data. Short ones are sent before the answers to earlier ones (docs/adr/0038)."""
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,28 +12,29 @@ from .answers import AnswerBody
 from .client_connection import ClientConnection
 from .sending import Moved, Request
 
-#: Requests of one connection that go before their answers: those have 16 KiB at most, which any socket takes.
+#: Most requests of one connection that are sent before their answers. The answers have at most 16 KiB, which any socket
+#: takes.
 AHEAD = 64
-#: Bytes of the answers to GETs that are requested together: about what sockets take while the client writes.
+#: Most bytes of answers to GETs that are sent together: about as many as sockets take while the client writes.
 READ_AHEAD = 1 * MiB
 
 
 class Piece(NamedTuple):
-    """Bytes of the image from an offset on."""
+    """Bytes for the image, from an offset on."""
 
     offset: int
     data: memoryview
 
 
 class FilePiece(NamedTuple):
-    """A range of a local file for the image from an offset on."""
+    """A range of a local file, for the image from an offset on."""
 
     offset: int
     data: FilePart
 
 
 class Encoded(NamedTuple):
-    """A piece, and the same data in a coding that the server knows, by its name."""
+    """A piece, and its data in a coding that the server knows, with the coding's name."""
 
     piece: Piece
     encoding: str
@@ -47,12 +48,12 @@ class Range(NamedTuple):
     length: int
 
     def __str__(self) -> str:
-        """Return the range as Range and Content-Range have it (RFC 9110 14.2, 14.4)."""
+        """Return the range as in Range and Content-Range (RFC 9110 14.2, 14.4)."""
         return f"{self.offset}-{self.offset + self.length - 1}"
 
 
 def first(ranges: Iterable[Range], *, alone: bool) -> list[Range]:
-    """Return the first ranges, which are to be requested together. alone: one of them."""
+    """Return the first ranges, to request together, or with `alone` only the first one."""
     chosen: list[Range] = []
     size = 0
     for each in ranges:
@@ -76,7 +77,10 @@ def put(
     alone: bool,
     moved: Moved,
 ) -> None:
-    """Write pieces of data. alone: each request after the answer to the one before it. Raises as request() does."""
+    """Write pieces of data. With `alone`, send each request after the answer to the one before it.
+
+    Raises as request() does.
+    """
     requests = [_put(connection, path, piece) for piece in pieces]
     step = 1 if alone else AHEAD
     for start in range(0, len(requests), step):
@@ -93,19 +97,19 @@ def get(
 ) -> Iterator[Piece]:
     """Read ranges, and yield pieces in the buffer. Raises as request() does.
 
-    size: of the image, which no answer may contradict; None: nobody was told it. A piece is valid until the next one is
-    requested. The last one before a failure may be shorter than the buffer.
+    `size` is the image's size, which no answer may contradict, or None if it is unknown. A piece is valid until the
+    next one is requested. The last piece before a failure may be shorter than the buffer.
     """
     requests = [Request(connection.head("GET", path, {"Range": f"bytes={each}"})) for each in ranges]
     bodies = connection.read(requests)
     try:
-        # bodies first: it ends behind the last answer
+        # bodies comes first, so that it runs to its end, after the last answer
         for body, each in zip(bodies, ranges, strict=True):
             _check(connection, body, each, size)
             with connection.translated():
                 yield from _received(body, each.offset, buffer, moved)
     except BaseException:
-        connection.close()  # the rest of the answers was not read
+        connection.close()  # not all answers were read
         raise
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers of a server that refuses or fails mean, and what to do then."""
+"""What refusals and failures of a server mean, and what to do about them."""
 
 import errno
 import http.client
@@ -12,14 +12,14 @@ from ..errors import ClientError, NoDecoder, NoRoom, NothingListens, Refused, Se
 #: Statuses below 500 of servers and proxies that ask for a later try (RFC 9110 15.5.9, RFC 6585 4).
 LATER = (408, 429)
 
-#: By status, of refusals that have no words below.
+#: Texts by status, for refusals that have none below.
 EXPLANATIONS = {
     403: ("the ticket does not allow this", "it may have expired, ask for a new one"),
     404: ("not found", "is this the URL of an image?"),
     409: ("something else has the image", "try again when that has ended"),
     416: ("the image does not fit into the target", "make the target larger"),
 }
-#: The same by code (docs/images-api.md, errors).
+#: Texts for refusals by code (docs/images-api.md, errors).
 REFUSALS = {
     "bitmap_in_use": (
         "the bitmap does not tell what has changed",
@@ -32,7 +32,7 @@ REFUSALS = {
 }
 
 
-#: By status, of answers without a code: imageio-daemon gives none of these without one, so a proxy has answered for it
+#: Texts by status, for answers without a code. imageio-daemon always sends a code with these, so they come from a proxy
 #: (docs/proxies.md).
 PROXIES = {
     408: (
@@ -50,13 +50,13 @@ PROXIES = {
     ),
 }
 
-#: The alerts of servers that want another certificate of their clients, or any, as OpenSSL tells them.
+#: The alerts of servers that want a certificate of the client, or another one, in OpenSSL's words.
 _ALERT = re.compile(
     "alert (certificate required|unknown ca|bad certificate|unsupported certificate|handshake failure|"
     "certificate (?:expired|revoked|unknown))"
 )
 NO_ROOM = "storage_full"
-#: Codes of failures that a retry does not mend (docs/images-api.md, errors): what it is, and what to do.
+#: What is wrong, and what to do, for codes of failures that a retry does not mend (docs/images-api.md, errors).
 STORAGE_FAILURES = {
     NO_ROOM: ("the storage of the image is full", "make room there, and repeat the command"),
     "storage_permission": (
@@ -66,14 +66,14 @@ STORAGE_FAILURES = {
     "storage_gone": ("the image is gone from the server", "is its storage mounted? The log of the server has its path"),
     "cannot_flush": ("the server cannot put the image on stable storage", "it needs a ticket for another NBD server"),
 }
-#: The code of a failure that a body without its coding does not have.
+#: The code of a failure that is avoided by a body without coding.
 NO_DECODER = "too_many_decoders"
-#: The code of a status that says the same, for servers without codes (RFC 4918 11.5).
+#: The code for a status of servers without codes (RFC 4918 11.5).
 CODES = {507: NO_ROOM}
 
 
 def failure_of(peer: str, method: str, response: http.client.HTTPResponse, reason: str) -> ClientError:
-    """Return the error that an answer means. reason: the first line of its body, printable."""
+    """Return the error for an answer. `reason` is the first line of its body, printable."""
     code = error_code(response)
     failure = _meaning(peer, method, response, reason, code)
     failure.code = code
@@ -100,7 +100,7 @@ def _meaning(peer: str, method: str, response: http.client.HTTPResponse, reason:
 
 
 def unflushed(features: Collection[str]) -> StorageFailed | None:
-    """Return the error for an upload to a server that tells that it writes and cannot flush; None: it can."""
+    """Return the error for an upload if the server says that it can write but not flush."""
     if "flush" in features or "zero" not in features:
         return None
     code = "cannot_flush"
@@ -110,21 +110,21 @@ def unflushed(features: Collection[str]) -> StorageFailed | None:
 
 
 def error_code(response: http.client.HTTPResponse) -> str | None:
-    """Return the code of an answer, or that of its status; None: it has none."""
+    """Return the code of an answer, or that of its status, if there is one."""
     told = response.headers["X-Error-Code"] or ""
     return told if re.fullmatch("[a-z_]{1,64}", told) else CODES.get(response.status)
 
 
 def retry_after(response: http.client.HTTPResponse) -> float | None:
-    """Return the seconds of Retry-After (RFC 9110 10.2.3); None without it, and for a date."""
+    """Return the seconds of Retry-After (RFC 9110 10.2.3), or None without the field or for a date."""
     text = response.headers["Retry-After"] or ""
     return float(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def client_refused(peer: str, error: Exception) -> ServerFailed | None:
-    """Return the error for a server that wants a certificate of its client; None: that is not what has failed.
+    """Return the error for a server that wants a certificate of its client, if that is what has failed.
 
-    It says so by an alert of TLS (RFC 8446 6.2), for which OpenSSL has words of its own, with EPROTO.
+    The server says so by an alert of TLS (RFC 8446 6.2), which OpenSSL reports as EPROTO with its own words.
     """
     reason = str(getattr(error, "strerror", None) or "")
     alert = _ALERT.search(reason) if getattr(error, "errno", None) == errno.EPROTO else None
@@ -142,18 +142,18 @@ def client_refused(peer: str, error: Exception) -> ServerFailed | None:
 
 
 def not_connected(way: str, error: OSError, *, was_connected: bool) -> ServerFailed:
-    """Return the error for a server that cannot be connected to. way: its name. was_connected: it was, before."""
+    """Return the error if connecting to a server fails. `way` is its name. `was_connected` tells of earlier success."""
     if refused := client_refused(way, error):
         return refused
     text = f"can't connect to {way}: {error.strerror or error}"
     if isinstance(error, ConnectionRefusedError | FileNotFoundError):
         return NothingListens(f"{text}: nothing listens there")
-    # A name that was known is one that nobody can be asked for while the network is away.
+    # If the name was known before, the network is down now, and the name cannot be looked up.
     return ServerFailed(text) if _is_final(error) and not was_connected else Temporary(text)
 
 
 def _is_final(error: OSError) -> bool:
-    """Tell whether a retry would fail, too: no such host, a socket's path is too long, or this user may not use it."""
+    """Tell whether a retry would fail, too: there is no such host, or a socket's path is too long or not allowed."""
     if isinstance(error, PermissionError):
         return True
     if isinstance(error, socket.gaierror):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers list of an image, and its checksums: extents, digests of blocks (docs/images-api.md)."""
+"""Lists from a server about an image, extents and digests of blocks, and checksums (docs/images-api.md)."""
 
 import urllib.parse
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from ...image.extents_json import ExtentReader
 from ..errors import ServerFailed
 from .client_connection import WORK_TIMEOUT, ClientConnection
 
-#: Most extents of an image: 36 MiB of memory.
+#: Most extents of an image, in 36 MiB of memory.
 MAX_EXTENTS = 4 * 10**6
 
 
 def extents(connection: ClientConnection, path: str, size: int, context: str) -> Iterator[Extent]:
-    """Ask for the extents of a whole image of so many bytes, and yield them. Raises as ClientConnection.stream()."""
+    """Ask for the extents of a whole image of `size` bytes, and yield them. Raises as ClientConnection.stream()."""
     peer, count = connection.endpoint.peer, 0
     reader = ExtentReader(0, size, context, ServerFailed(f"{peer} sent extents that are not those of {size} bytes"))
     query = "" if context == "zero" else f"?context={context}"
@@ -30,7 +30,7 @@ def extents(connection: ClientConnection, path: str, size: int, context: str) ->
 
 
 def blocks(connection: ClientConnection, path: str, wanted: BlockListHead, length: int) -> list[Block]:
-    """Ask for the digests of the blocks of a part of so many bytes. Raises as ClientConnection.stream()."""
+    """Ask for the digests of the blocks in a part of `length` bytes. Raises as ClientConnection.stream()."""
     peer = connection.endpoint.peer
     query = {"blocks": wanted.block_size, "algorithm": wanted.algorithm, "offset": wanted.offset, "length": length}
     reader = ListReader(ServerFailed(f"{peer} sent a malformed list of digests"), length)
@@ -43,7 +43,7 @@ def blocks(connection: ClientConnection, path: str, wanted: BlockListHead, lengt
 
 
 def checked(answer: object, part: tuple[int, int] | None, peer: str) -> dict[str, Any]:
-    """Return an answer that is the checksum of a part, or of the whole image. Raises ServerFailed."""
+    """Return the answer if it is the checksum of the part, or of the whole image. Raises ServerFailed if not."""
     if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
         raise ServerFailed(f"{peer} sent a malformed checksum")
     if part is not None and (answer.get("offset"), answer.get("length")) != part:

@@ -16,16 +16,16 @@ from typing import Any, Self, TypeGuard
 from ...net.unix_places import place_of
 from ...units import KiB
 
-#: Seconds that the socket has to prove itself.
+#: Seconds in which the socket has to prove itself.
 PROOF_TIMEOUT = 5.0
-#: Longest answer to the question, in bytes.
+#: Most bytes of the answer to the question.
 MAX_ANSWER = 4 * KiB
-#: What a server tells of its socket is at most so long, in characters.
+#: A part of the proof, which has at most 128 characters.
 _TOLD = re.compile("[0-9a-f]{1,128}")
 
 
 def _is_address(text: str) -> bool:
-    """Tell whether it is a path, or an abstract name, which alone begins with NUL (unix(7))."""
+    """Tell whether a text is a path or an abstract name. Only the latter begins with NUL (unix(7))."""
     try:
         os.fsencode(text)
     except UnicodeError:
@@ -35,10 +35,10 @@ def _is_address(text: str) -> bool:
 
 @dataclass(frozen=True)
 class LocalSocket:
-    """What a server has told of its socket by TLS: address, where that leads to, and the answer to a question.
+    """What a server has told by TLS about its socket: the address, where it leads to, and the answer to a question.
 
-    An address is no identity: it may lead to another program, which another user has started. So connect() compares
-    where it leads to, and nothing may be sent before prove().
+    The address may lead to another program, which another user has started. So connect() compares where it leads to.
+    Send nothing before prove().
     """
 
     address: str
@@ -48,14 +48,14 @@ class LocalSocket:
 
     @classmethod
     def told(cls, address: str, proof: Any) -> Self | None:
-        """Return the socket with its proof from the answer to OPTIONS; None if that is no proof."""
+        """Return the socket with its proof from the answer to OPTIONS, or None without a valid proof."""
         if not isinstance(proof, dict) or not _is_address(address):
             return None
         parts = [part for name in ("place", "question", "answer") if _is_told(part := proof.get(name))]
         return cls(address, *parts) if len(parts) == 3 else None
 
     def connect(self, timeout: float) -> socket.socket:
-        """Return a connected socket, whose peer is still to prove itself. Raises OSError."""
+        """Return a connected socket, whose peer still has to prove itself. Raises OSError."""
         with _opened(self.address) as (place, way):
             if not hmac.compare_digest(place, self.place):
                 raise _doubt("its address leads to another place here than on the server")
@@ -69,7 +69,7 @@ class LocalSocket:
             return sock
 
     def prove(self, sock: socket.socket) -> None:
-        """Ask the question, which tells nobody anything. Raises OSError if the answer is not that which TLS told."""
+        """Ask the question, which is no secret. Raises OSError if the answer differs from the one by TLS."""
         sock.sendall(f"GET /local/{self.question} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         told = _answer(sock, time.monotonic() + PROOF_TIMEOUT)
         if not _is_told(told) or not hmac.compare_digest(told, self.answer):
@@ -93,20 +93,20 @@ def _answer(sock: socket.socket, deadline: float) -> object:
         head, _, body = got.partition(b"\r\n\r\n")
         if not piece or not head.startswith(b"HTTP/1.1 200 "[: len(got)]):
             break
-        with contextlib.suppress(ValueError, RecursionError):  # the rest is still to come
+        with contextlib.suppress(ValueError, RecursionError):  # the answer is not complete yet
             told = json.loads(body)
             return told.get("answer") if isinstance(told, dict) else None
     raise _doubt("it does not answer as the server's local service")
 
 
 def _doubt(text: str) -> OSError:
-    """Return the error of a socket that may be another program's, as TLS has one for a peer that is not verified."""
+    """Return the error for a socket that may be another program's, with the errno of TLS for an unverified peer."""
     return OSError(errno.EKEYREJECTED, text)
 
 
 @contextlib.contextmanager
 def _opened(address: str) -> Iterator[tuple[str, str]]:
-    """Yield the place of an address, and an address for connect(2) that stays the same place. Raises OSError."""
+    """Yield the place of an address, and an address for connect(2) that surely leads there. Raises OSError."""
     if address.startswith("\0"):
         yield place_of(address), address
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long requests that fail are sent again, and the pauses between them."""
+"""How long failed requests are sent again, and the pauses between them."""
 
 import random
 import time
@@ -8,25 +8,25 @@ from ..errors import NothingListens, Temporary
 from ..stopping import Stop
 from .retries import Retries
 
-#: Seconds for which failed requests are sent again, if nobody says how long: a daemon restarts in some, a host in one
-#: or two minutes.
+#: Seconds for which failed requests are sent again, by default. A daemon restarts in some seconds, a host in one or two
+#: minutes.
 RETRY_FOR = 120.0
-#: The same of a transfer whose server nobody has reached, because nothing listens there: most often the address is
-#: wrong. A daemon that is just starting anew listens again within this time.
+#: The same for a server that was never reached, because nothing listens there: most often the address is wrong. A
+#: daemon that just restarts listens again within this time.
 UNREACHED_FOR = 5.0
-#: Seconds before a request is sent again. The delay doubles with each try and differs by up to a quarter at random, so
-#: that connections which broke together do not come back together.
+#: Seconds before a request is sent again for the first time. The delay doubles with each try and varies by up to a
+#: quarter, so that connections which broke together do not come back together.
 FIRST_DELAY = 0.1
 MAX_DELAY = 10.0
-#: Longest pause that a server can ask for with Retry-After, in seconds.
+#: Most seconds for which a server can ask with Retry-After.
 MAX_ASKED = 60.0
 
 
 class Patience:
-    """Go on after failures for a number of seconds, counted from the first failure since something succeeded.
+    """Go on after failures for `seconds`, counted from the first failure after a success. For one thread.
 
-    Used by one thread. seconds: None, RETRY_FOR, and UNREACHED_FOR until the server was reached once. retries: where
-    they are counted. `failed`: there was a failure since the connection exists.
+    By default these are RETRY_FOR, or UNREACHED_FOR until the server was reached once. `retries` counts them. `failed`
+    tells that there was any failure of this connection.
     """
 
     def __init__(self, stop: Stop, seconds: float | None, retries: Retries) -> None:
@@ -43,7 +43,7 @@ class Patience:
         return self._since is not None
 
     def succeeded(self) -> None:
-        """Count from the next failure on."""
+        """Note a success. The seconds count from the next failure on."""
         self._retries.reached = True
         if self._since is not None:
             self._retries.succeeded()
@@ -51,8 +51,11 @@ class Patience:
         self._tries = 0
 
     def wait(self, error: Temporary) -> None:
-        """Pause before the next try, at least as long as the server has asked for. Raises the error, Stopped."""
-        self._stop.check()  # its sockets were shut down: that is no failure
+        """Pause before the next try, at least as long as the server asks for. After the last try, raise the error.
+
+        Raises Stopped.
+        """
+        self._stop.check()  # a stop shuts sockets down, which is no failure
         self.failed = True
         seconds = self._patient_for(error)
         now = time.monotonic()

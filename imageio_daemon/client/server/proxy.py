@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP proxy between the client and a server with https, as HTTPS_PROXY and NO_PROXY name it for curl(1)."""
+"""An HTTP proxy between the client and a server with https. HTTPS_PROXY and NO_PROXY name it, as for curl(1)."""
 
 import base64
 import contextlib
@@ -17,9 +17,9 @@ from ...units import KiB
 from ...urls import hosts
 from ..errors import ServerFailed, Temporary, Usage
 
-#: Port of a proxy whose URL has none, as of curl.
+#: Port of a proxy whose URL has none, as for curl.
 DEFAULT_PORT = 1080
-#: Longest head of a proxy's answer, in bytes.
+#: Most bytes of the head of a proxy's answer.
 MAX_HEAD = 16 * KiB
 #: Most characters of a proxy's reason that are shown.
 MAX_REASON = 100
@@ -29,7 +29,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: ([^\r\n]*))?\r\n")
 
 @dataclass(frozen=True)
 class HttpProxy:
-    """A proxy that is asked for a tunnel (CONNECT, RFC 9110 9.3.6). user: name and password, "" for none."""
+    """A proxy that makes tunnels (CONNECT, RFC 9110 9.3.6). `user` has name and password, or is ""."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class HttpProxy:
 
     @classmethod
     def of(cls, host: str, environment: Mapping[str, str]) -> Self | None:
-        """Return the proxy to a host with https; None if there is none. Lower case comes first. Raises Usage."""
+        """Return the proxy to a host with https, if there is one. Variables in lower case come first. Raises Usage."""
         told = environment.get("https_proxy") or environment.get("HTTPS_PROXY")
         if not told or is_exempt(host, environment.get("no_proxy") or environment.get("NO_PROXY") or ""):
             return None
@@ -48,18 +48,18 @@ class HttpProxy:
             if parts.scheme == "http" and proxy and hosts.is_host(proxy) and port:
                 name, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
                 return cls(proxy, port, "" if parts.username is None else f"{name}:{password}")
-        # What it is now may have a password.
+        # The message does not quote the value, which may have a password.
         raise Usage("HTTPS_PROXY must look like http://HOST:PORT or http://USER:PASSWORD@HOST:PORT")
 
     @property
     def peer(self) -> str:
-        """Name the proxy in messages."""
+        """Return the proxy's name for messages."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def tunnel(self, sock: socket.socket, host: str, port: int, timeout: float) -> None:
-        """Let the proxy, to which the socket is connected, connect it to a host.
+        """Have the proxy, to which the socket is connected, connect it to a host.
 
-        timeout: seconds for all of it. Raises OSError, Temporary, and ServerFailed if the proxy refuses.
+        All of it may take `timeout` seconds. Raises OSError, Temporary, and ServerFailed if the proxy refuses.
         """
         deadline = time.monotonic() + timeout
         target = hosts.told(host if ":" in host else host.encode("idna").decode(), port)
@@ -74,11 +74,11 @@ class HttpProxy:
         status = int(match[1])
         if not 200 <= status < 300:
             raise self._refusal(target, host, status, (match[2] or b"").decode(errors="replace"))
-        if rest:  # before TLS nobody else has anything to say
+        if rest:  # the server sends nothing before TLS begins
             raise ServerFailed(f"the proxy {self.peer} sent more than its answer")
 
     def _answer(self, sock: socket.socket, deadline: float) -> tuple[bytes, bytes]:
-        """Receive the head of an answer; return it, and what came behind it."""
+        """Receive the head of an answer. Return it, and the bytes after it."""
         got = bytearray()
         searched = 0
         while (end := got.find(b"\r\n\r\n", searched)) < 0:
@@ -108,8 +108,8 @@ class HttpProxy:
 def is_exempt(host: str, rules: str) -> bool:
     """Tell whether NO_PROXY names a host, by the rules of curl(1).
 
-    `*` alone is every host. Otherwise commas and blanks separate names, which are those of their domains, too, with or
-    without a dot before them; addresses; and networks in CIDR notation. Names are not looked up for their addresses.
+    `*` alone is every host. Otherwise commas and blanks separate names, addresses, and networks in CIDR notation. A
+    name, with or without a dot before it, includes its subdomains. Names are not resolved to addresses.
     """
     if rules.strip() == "*":
         return True

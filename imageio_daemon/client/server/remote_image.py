@@ -32,22 +32,22 @@ GONE = (
     "It was valid before the connection was lost: either it has expired, or the server was restarted and keeps no "
     "tickets ([daemon] keep_tickets)"
 )
-#: The field that a body of PATCH has.
+#: The field of a PATCH with a body.
 JSON = {"Content-Type": "application/json"}
-#: Length of the first request to zero, in bytes. Storage that has to write zeros takes long for longer ones.
+#: Most bytes of the first request to zero. Storage that has to write zeros takes long for longer ones.
 FIRST_ZERO = 1024**3
-#: After a request to zero that took fewer seconds, the longest range is doubled.
+#: After a request to zero that took fewer seconds than this, the longest range is doubled.
 SHORT_ZERO = 1.0
 
 _T = TypeVar("_T")
 
 
 class RemoteImage:
-    """One connection to an image, used by one thread. A request that fails with Temporary is sent again, see Patience.
+    """One connection to an image, for one thread. A request that fails with Temporary is sent again, see Patience.
 
-    retry_for: seconds, or None: see Patience. retries: where they are counted. lost: connections to the image were lost
-    before this one. moved: called with the number of bytes of data, as they move. Methods raise Refused, Temporary
-    (after the last try), ServerFailed, Stopped. Offsets and lengths are in bytes.
+    For `retry_for`, see Patience; `retries` counts them. `lost` tells that connections to the image were lost before
+    this one. `moved` is called with numbers of bytes of data, as they move. Methods raise Refused, Temporary (after the
+    last try), ServerFailed, Stopped. Offsets and lengths are in bytes.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class RemoteImage:
         self._peer = endpoint.peer
         self._patience = Patience(stop, retry_for, retries)
         self._restarts = restarts
-        self._lost = lost  # the connection was lost, and it is not checked yet whether the server was restarted
+        self._lost = lost  # a connection was lost, and a restart of the server was not checked for yet
         self._max_zero = FIRST_ZERO
-        #: Restarts.count before the last request was sent, for the last time if it was sent again.
+        #: Restarts.count before the last request was sent, or sent again for the last time.
         self.restarts_before = 0
         self.connection = ClientConnection(endpoint, stop, pace)
 
@@ -77,7 +77,7 @@ class RemoteImage:
         self.connection.close()
 
     def connect(self) -> None:
-        """Connect before the first request, so that each later connect is known to follow a loss."""
+        """Connect before the first request. A later connect then means that a connection was lost."""
         self._repeated(self.connection.connect)
 
     def abilities(self) -> Abilities:
@@ -94,9 +94,9 @@ class RemoteImage:
         return int(total)
 
     def write(self, pieces: Sequence[Piece | FilePiece | Encoded], moved: Moved = not_counted) -> bool:
-        """Write pieces, all again after a failure. They are on stable storage after the next flush().
+        """Write pieces, and all of them again after a failure. They are on stable storage after the next flush().
 
-        Return whether they went as they are: a server that has no memory to decode gets them without their coding.
+        Return whether they were sent as they are. A server without memory to decode gets them without coding.
         """
         sent = pieces
 
@@ -113,7 +113,7 @@ class RemoteImage:
         return sent is pieces
 
     def zero(self, offset: int, length: int) -> Iterator[int]:
-        """Make a range read as zeros, in steps; yield the length of each step when it is done."""
+        """Make a range read as zeros, in steps. Yield the length of each step when it is done."""
         end = offset + length
         while offset < end:
             step = min(end - offset, self._max_zero)
@@ -125,14 +125,14 @@ class RemoteImage:
             offset += step
 
     def flush(self) -> None:
-        """Return when everything written so far is on stable storage.
+        """Put everything written so far on stable storage. Raises FlushFailed.
 
-        A flush that failed is not repeated, because the storage reports a lost write only once. Raises FlushFailed.
+        A failed flush is not repeated, because the storage reports a lost write only once.
         """
         self._repeated(self._flush_once)
 
     def look_for_restart(self) -> None:
-        """Record whether a server that tells it was restarted: a proxy may keep the connection meanwhile."""
+        """Note a restart of the server, if the server tells its instance. A proxy may keep the connection over it."""
         if self._restarts.instance is not None:
             self._restarts.reconnected(self.abilities().instance)
 
@@ -156,9 +156,9 @@ class RemoteImage:
         return self._repeated(lambda: ExtentList.of(self._extents(context)))
 
     def checksum(self, algorithm: str, block_size: int, part: tuple[int, int] | None = None) -> dict[str, Any]:
-        """Return the server's digest of the image, and its parameters; image/blockhash.py defines it.
+        """Return the server's digest of the image, with its parameters. image/blockhash.py defines it.
 
-        part: offset, a multiple of 4096, and length of the part to compute it of; for servers with `checksum_range`.
+        `part` is the offset, a multiple of 4096, and the length of a part, for servers with `checksum_range`.
         """
         parameters: dict[str, object] = {"algorithm": algorithm, "block_size": block_size}
         parameters |= {"offset": part[0], "length": part[1]} if part is not None else {}
@@ -166,15 +166,15 @@ class RemoteImage:
         return lists.checked(answer, part, self._peer)
 
     def blocks(self, algorithm: str, block_size: int, part: tuple[int, int]) -> list[Block]:
-        """Return the server's digests of the blocks of a part, as of checksum(); for servers with `checksum_blocks`."""
+        """Return the server's digests of the blocks of a part; see checksum(). For servers with `checksum_blocks`."""
         wanted = BlockListHead(algorithm, block_size, part[0])
         return self._repeated(lambda: lists.blocks(self.connection, self._path, wanted, part[1]))
 
     def finalize(self, checksum: dict[str, object]) -> dict[str, Any]:
-        """Let the server flush, compare the image with a checksum, and make the ticket read-only; return its report.
+        """Have the server flush, compare the image with a checksum, and make the ticket read-only. Return its report.
 
-        The report has `mismatch` if the image differs, and `state` if it is not finished. Raises FlushFailed, and
-        Refused if the image is finalized with another checksum.
+        The report has `mismatch` if the image differs, and `state` if the comparison is not finished. Raises
+        FlushFailed, and Refused if the image was finalized with another checksum.
         """
         return self._repeated(partial(self._finalize_once, checksum))
 
@@ -189,7 +189,7 @@ class RemoteImage:
         return self._object("PATCH", answer)
 
     def finalize_state(self) -> dict[str, Any]:
-        """Return how far a verification is, or its report, as the server tells it."""
+        """Return the server's document on a verification: its progress or its report."""
         return self._repeated(
             lambda: self._object("GET", self.connection.request("GET", f"{self._path}/finalize", timeout=WORK_TIMEOUT))
         )
@@ -199,7 +199,7 @@ class RemoteImage:
     ) -> Iterator[Piece]:
         """Yield ranges in pieces, in their order, in the buffer. A piece is valid until the next one is requested.
 
-        size: that the server has told of the image. Raises ServerFailed, too, when an answer tells another one.
+        `size` is the image's, as the server has told it. Raises ServerFailed also if an answer has another size.
         """
         left = collections.deque(ranges)
         while left:
@@ -265,7 +265,7 @@ class RemoteImage:
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Pause after a failure that may pass. Raises it when that has lasted too long."""
+        """Pause after a temporary failure in the block. Raise it if failures last too long."""
         try:
             yield
         except Temporary as e:
@@ -277,7 +277,7 @@ class RemoteImage:
             raise
 
     def _recognise(self) -> None:
-        """Connect after a loss, and record whether the server was restarted."""
+        """After a lost connection, connect and note whether the server was restarted."""
         if not self._lost and self.connection.has_ended():
             self._lost = True
             self.connection.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of restarts of the server: a restarted one may have lost what was not flushed."""
+"""Detection of restarts of the server, which may lose what was not flushed."""
 
 import threading
 
@@ -7,8 +7,8 @@ import threading
 class Restarts:
     """The number of restarts of a server that connections have detected. Thread-safe.
 
-    If `count` is the same before and after some requests, one process has served them all. `instance`: the name of the
-    process in the answer to OPTIONS; None for servers that do not tell it, where each lost connection counts.
+    If `count` is the same before and after some requests, one process has served them all. `instance` is the name of
+    the process in the answer to OPTIONS. It is None for servers that do not tell it; then each lost connection counts.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Restarts:
         self.count = 0
 
     def reconnected(self, instance: str | None) -> None:
-        """Note the name of the process, after a lost connection or when there may be another one."""
+        """Note the name of the process. Call this after a lost connection, or when there may be another process."""
         with self._lock:
             if instance is None or instance != self.instance:
                 self.count += 1

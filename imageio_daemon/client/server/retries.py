@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sent again, and why: for the display of a transfer, and for the log."""
+"""Which requests are sent again, and why, for the display of a transfer and the log."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ import time
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which the log has a reason once as a warning, and seconds in which it has no more than one of several.
+#: Seconds in which a reason is logged as a warning only once, and seconds in which only one of several reasons is.
 TOLD_INTERVAL = 10.0
 OTHER_INTERVAL = 1.0
 
@@ -15,7 +15,7 @@ OTHER_INTERVAL = 1.0
 class Retries:
     """The retries of all connections of a transfer. Thread-safe.
 
-    `count`: requests that were sent again. `reached`: the server was reached once.
+    `count` is the number of requests that were sent again. `reached` tells that the server was reached once.
     """
 
     def __init__(self) -> None:
@@ -24,16 +24,16 @@ class Retries:
         self.reached = False
         self._failing = 0
         self._reason = ""
-        self._told: dict[str, float] = {}  # reasons of the last TOLD_INTERVAL, and when; the newest is the last
+        self._told: dict[str, float] = {}  # reasons of the last TOLD_INTERVAL, and their times, oldest first
 
     @property
     def reason(self) -> str | None:
-        """Return why requests fail now; None if none does."""
+        """Return why requests fail now, or None if none does."""
         with self._lock:
             return self._reason if self._failing else None
 
     def waits(self, reason: str, delay: float, *, is_first: bool) -> None:
-        """Note that a request has failed and is sent again in `delay` seconds; is_first: it went well before."""
+        """Note that a request has failed, and is sent again in `delay` seconds. `is_first` is its first failure."""
         with self._lock:
             self.count += 1
             self._failing += is_first
@@ -49,6 +49,6 @@ class Retries:
         return True
 
     def succeeded(self) -> None:
-        """Note that a request that had failed went well."""
+        """Note that a request that had failed has succeeded."""
         with self._lock:
             self._failing -= 1

@@ -14,8 +14,9 @@ class SecureSocket(socket.socket):
     """A connected socket with TLS, for one thread.
 
     It takes over the descriptor and the timeout of the plain socket. A call encrypts all of its data, or decrypts all
-    that has arrived; ssl.SSLSocket handles one record of 16 KiB. Flags are ignored. host: the server's name; None: this
-    side is the server. Methods raise OSError: TimeoutError, and EKEYREJECTED if the peer cannot be verified.
+    that has arrived, where ssl.SSLSocket handles one record of 16 KiB. Flags are ignored. `host` is the server's name,
+    or None if this side is the server. Methods raise OSError: TimeoutError, and EKEYREJECTED if the peer cannot be
+    verified.
     """
 
     def __init__(self, plain: socket.socket, context: TlsContext, host: str | None = None) -> None:
@@ -26,7 +27,7 @@ class SecureSocket(socket.socket):
         self.settimeout(timeout)
 
     def settimeout(self, value: float | None) -> None:
-        """Set the longest wait for the peer, in seconds; None: no limit."""
+        """Set the longest wait for the peer, in seconds. None is no limit."""
         super().settimeout(value)
         os.set_blocking(self.fileno(), False)  # waits are in _wait(), not in the descriptor
 
@@ -42,7 +43,7 @@ class SecureSocket(socket.socket):
             left = left[self.send(left) :]
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send what the kernel takes, at least one byte, and return its length in bytes. The rest must come next."""
+        """Send as many bytes as the kernel takes, at least one, and return their number. Send the rest next."""
         view = memoryview(data)
         self._check()
         while (count := self.tls.write(view)) < 0:
@@ -50,11 +51,11 @@ class SecureSocket(socket.socket):
         return count
 
     def has_ended(self) -> bool:
-        """Tell whether the peer has closed the connection, or has sent what nobody has asked for."""
+        """Tell whether the peer has closed the connection, or has sent bytes without a request."""
         return self.tls.readinto(memoryview(bytearray(1))) >= 0
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive at least one byte, and as many as have arrived and fit; return their number, 0 at the end."""
+        """Receive at least one byte, and as many as have arrived and fit. Return their number, 0 at the end."""
         view = memoryview(buffer)[: nbytes or None]
         self._check()
         while (count := self.tls.readinto(view)) < 0:
@@ -67,13 +68,13 @@ class SecureSocket(socket.socket):
         return bytes(buffer[: self.recv_into(buffer)])
 
     def _real_close(self) -> None:
-        """Send close_notify (RFC 8446 6.1) and close. All file objects of the socket are closed before."""
+        """Send close_notify (RFC 8446 6.1) and close. All file objects of the socket were closed before."""
         if self.fileno() >= 0:
             self.tls.end()
         super()._real_close()  # type: ignore[misc]
 
     def _check(self) -> None:
-        """Raise OSError after close(): C has the number of the descriptor, which another file may have by then."""
+        """Raise OSError after close(): C still has the descriptor's number, which another file may have by then."""
         if self.fileno() < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
@@ -85,10 +86,10 @@ class SecureSocket(socket.socket):
 
 
 def until_writable(sock: socket.socket) -> None:
-    """Wait until a socket takes data, for its timeout at most. Raises TimeoutError.
+    """Wait until a socket takes data, at most for its timeout. Raises TimeoutError.
 
-    Raises ConnectionResetError for a peer that takes none and has ended its side: it will send nothing more than what
-    it has sent, so no answer needs the rest.
+    Raises ConnectionResetError if the peer takes none and has ended its side. Its answer is then complete, and the rest
+    of the data is of no use.
     """
     events = _poll(sock, select.POLLOUT | select.POLLRDHUP)
     if not events:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending of requests: several at once where they are short, and counted as they go."""
+"""Sending of requests: short ones together, with a count of bytes while they are sent."""
 
 import contextlib
 import socket
@@ -11,29 +11,29 @@ from ..file_part import FilePart
 from .pace import Paced
 from .secure_socket import SecureSocket, until_writable
 
-#: Bytes of heads and short bodies that are joined to be sent at once, and the longest body that is copied for it.
+#: Most bytes of heads and short bodies that are joined and sent at once, and of a body that is copied for this.
 JOINED = 64 * KiB
 SHORT = 16 * KiB
-#: Bytes that the kernel takes of a request and has not sent yet (tcp(7)), while the link is slow. Without a limit it
-#: takes 233 KiB on each of 4 connections: 4 s of a link of 2 Mbit/s, in which the progress does not move. poll(2) tells
-#: that there is room when half of it is sent. That half is more than a packet of the loopback device, 64 KiB: TCP_CORK
+#: Most bytes of a request that the kernel takes and has not sent yet (tcp(7)), while the link is slow. Without a limit
+#: it takes 233 KiB on each of 4 connections: 4 s of a link of 2 Mbit/s, in which the progress would not move. poll(2)
+#: reports room when half of them are sent. This half is more than a packet of the loopback device, 64 KiB: TCP_CORK
 #: holds back less than a packet, for 200 ms.
 UNSENT = 160 * KiB
-#: Bytes a second from which a link is not slow: it sends the most that the kernel takes, 4 MiB, in half a second. The
-#: client wakes more often with the limit: 1.2 GiB on one host took 2.1 s of its processor time, and 1.5 s without.
+#: Bytes per second from which a link is not slow. It sends 4 MiB, the most that the kernel takes, in half a second.
+#: With the limit, the client wakes more often: 1.2 GiB on one host took 2.1 s of its processor time, and 1.5 s without.
 FAST = 8 * MiB
 
-#: Called with the number of bytes of a body that have gone or come, as they do; less than 0 takes back what has to go
-#: again.
+#: A function that is called with numbers of bytes of a body, while they are sent or received. A negative number takes
+#: back bytes that have to be sent again.
 Moved: TypeAlias = Callable[[int], None]
 
 
 def not_counted(count: int) -> None:
-    """Do nothing with a number of bytes that have moved."""
+    """Do nothing, where bytes are not counted."""
 
 
 class Request(NamedTuple):
-    """A request: its head, its body, and the bytes of data that the body stands for."""
+    """A request: its head, its body, and the number of bytes of data in the body, before compression."""
 
     head: bytes
     body: bytes | memoryview | FilePart = b""
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Unsent:
-    """How much the kernel takes of the requests on a socket before it has sent it: little, until the link is fast."""
+    """The limit on unsent bytes of requests in the kernel. It is in force until the link is known to be fast."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -49,18 +49,18 @@ class Unsent:
         self._limit(limited=True)
 
     def learn(self, length: int, seconds: float) -> None:
-        """Set the limit by what the last requests took until their answers. length: bytes of their data."""
+        """Set the limit by the time of the last requests up to their answers, with `length` bytes of data."""
         self._limit(limited=length < FAST * seconds)
 
     def _limit(self, *, limited: bool) -> None:
         if limited != self._limited and self._socket.family != socket.AF_UNIX:
-            no_limit = 0  # but that of the host, net.ipv4.tcp_notsent_lowat
+            no_limit = 0  # except the host's, net.ipv4.tcp_notsent_lowat
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT if limited else no_limit)
             self._limited = limited
 
 
 class Scaled:
-    """Tell of bytes of an encoded body as of those that it stands for: `length` for all of its `encoded` bytes."""
+    """Count bytes of an encoded body as bytes of its data. All of its `encoded` bytes count as `length`."""
 
     def __init__(self, moved: Moved, length: int, encoded: int) -> None:
         self._moved = moved
@@ -69,14 +69,14 @@ class Scaled:
         self._count = 0
 
     def __call__(self, count: int) -> None:
-        """Tell of the bytes, so that all that is told adds up."""
+        """Count encoded bytes. The reported numbers add up to `length`."""
         before = self._count * self._length // self._encoded
         self._count += count
         self._moved(self._count * self._length // self._encoded - before)
 
 
 def send_all(sock: socket.socket, requests: Sequence[Request], moved: Moved, paced: Paced) -> None:
-    """Send requests. Heads and short bodies go together: a call of OpenSSL and the kernel costs more than a copy."""
+    """Send requests. Join heads and short bodies, because a call of OpenSSL and the kernel costs more than a copy."""
     with _full_packets(sock):
         _send_joined(sock, requests, moved, paced)
 
@@ -102,15 +102,15 @@ def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved,
 
 
 def _send(sock: socket.socket, data: bytes | memoryview | FilePart, moved: Moved, paced: Paced) -> None:
-    """Send data. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
+    """Send data. The timeout of the socket is for each call, not for all, because the link may be slow."""
     has_tls = isinstance(sock, SecureSocket)
-    if isinstance(data, FilePart) and has_tls:  # the unix socket was lost
+    if isinstance(data, FilePart) and has_tls:  # the connection has changed from the unix socket to TLS
         data = data.read()
     left = data if isinstance(data, FilePart) else memoryview(data)
     granted = 0
     while left:
         granted = granted or paced.send(len(left))
-        if not has_tls:  # which waits itself
+        if not has_tls:  # with TLS, send() waits
             until_writable(sock)
         step = left[:granted]
         count = step.send(sock) if isinstance(step, FilePart) else sock.send(step)
@@ -121,7 +121,7 @@ def _send(sock: socket.socket, data: bytes | memoryview | FilePart, moved: Moved
 
 @contextlib.contextmanager
 def counted(moved: Moved) -> Iterator[Moved]:
-    """Count what moves in the block, and take it back if the block raises."""
+    """Count bytes that move in the block, and take the count back if the block raises."""
     total = 0
 
     def count(number: int) -> None:
@@ -138,9 +138,9 @@ def counted(moved: Moved) -> Iterator[Moved]:
 
 @contextlib.contextmanager
 def _full_packets(sock: socket.socket) -> Iterator[None]:
-    """Let the kernel send full packets only (TCP_CORK, tcp(7)): OpenSSL writes each record of 16 KiB separately.
+    """Have the kernel send full packets only (TCP_CORK, tcp(7)), because OpenSSL writes each record of 16 KiB alone.
 
-    Processor seconds for 1 GiB over TLS on one host, client and server: 1.75 + 1.77, without it 1.85 + 1.97.
+    Processor seconds of client and server for 1 GiB over TLS on one host: 1.75 + 1.77, and without this 1.85 + 1.97.
     """
     if not isinstance(sock, SecureSocket):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one transfer to its server: by TCP or the unix socket, how many, with which abilities."""
+"""The connections of one transfer to its server: by TCP or by the unix socket, how many, with which abilities."""
 
 import logging
 import os
@@ -24,8 +24,8 @@ from .trust import Trust, secured
 
 log = logging.getLogger(__name__)
 
-#: Default number of connections, if the server allows as many. On a busy machine with 2 cores 1 GiB over TLS took 3.2
-#: to 10 s on 1 connection and 2.4 to 9 s on 4, with the same processor time.
+#: Default number of connections, if the server allows it. On a busy machine with 2 cores, 1 GiB over TLS took 3.2 to 10
+#: s on 1 connection and 2.4 to 9 s on 4, with the same processor time.
 CONNECTIONS = 4
 
 
@@ -33,16 +33,17 @@ CONNECTIONS = 4
 class Settings:
     """How to connect to a server.
 
-    cert: PEM file of the certificate that this side shows to servers that ask for one; key: that of its key, None: the
-    same file. cafile: trust the CAs in this PEM file, not those of the system. pins: the server must have one of these
-    public keys, `sha256//BASE64` as curl's --pinnedpubkey; without cafile no authority is asked for then. insecure:
-    trust any server, or any with one of the pins, also one without TLS (http://). unix_socket: path of the local
-    service, `@NAME` for an abstract socket; None: use the one that the server tells, if local is true and it proves to
-    be the server's. connections: their number; None: CONNECTIONS. retry_for: seconds for which a request is sent again
-    after failures that may pass: a lost connection or network, a server that restarts. None: RETRY_FOR, and
-    UNREACHED_FOR if nothing has ever listened at its address. rate: bytes per second of all connections together, in
-    both directions, LEAST_RATE at least; None: no limit. source_cafile: as cafile, for the web server of an image that
-    is uploaded.
+    `cert` is the PEM file of the client's certificate, for servers that ask for one, and `key` that of its key, by
+    default the same file. `cafile` is a PEM file of CAs to trust, in place of those of the system. With `pins`, the
+    server must have one of these public keys, written `sha256//BASE64` as for curl's --pinnedpubkey; without `cafile`,
+    no authority is needed then. With `insecure`, trust any server, or any with one of the pins, also without TLS
+    (http://). `unix_socket` is the path of the local service, or `@NAME` for an abstract socket. By default, and if
+    `local` is true, the client uses the socket that the server tells, after a proof that it is the server's.
+    `connections` is their number, by default CONNECTIONS. `retry_for` is the seconds for which a request is sent again
+    after temporary failures, such as a lost connection or network or a restart of the server; by default RETRY_FOR, or
+    UNREACHED_FOR if nothing has ever listened at the address. `rate` is the limit in bytes per second for all
+    connections together, in both directions, at least LEAST_RATE. `source_cafile` is as `cafile`, for the web server of
+    an image to upload.
     """
 
     cafile: str | None = None
@@ -68,12 +69,12 @@ def trust_of(settings: Settings) -> Trust:
 
 
 def securing(settings: Settings) -> Callable[[socket.socket, str], socket.socket]:
-    """Return what makes TLS on a connected socket, by the rules of the settings; see secured()."""
+    """Return a function that makes TLS on a connected socket, by the rules of the settings; see secured()."""
     return partial(secured, partial(trust_of, settings))
 
 
 def require_tls(settings: Settings) -> None:
-    """Raise Usage for a URL with http, unless any server is to be trusted: a ticket is not sent in the clear."""
+    """Raise Usage for a URL with http, unless the settings are insecure: a ticket is not sent in the clear."""
     if not settings.insecure:
         raise Usage(
             "with http:// everybody on the way can read the ticket and the image: the URL must begin with https://. "
@@ -82,7 +83,7 @@ def require_tls(settings: Settings) -> None:
 
 
 class ClientSession:
-    """The connections of one transfer to one image. Methods block; they raise ClientError."""
+    """The connections of one transfer to one image. Methods block, and raise ClientError."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = ImageUrl.parse(url)
@@ -104,18 +105,18 @@ class ClientSession:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, which no thread uses any more."""
+        """Close the connections. Call this when no thread uses them any more."""
         for image in self._images:
             image.close()
 
     @property
     def peer(self) -> str:
-        """Name the server in messages."""
+        """Return the server's name for messages."""
         return self._endpoint.peer
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the server is reached by its unix socket."""
+        """Tell whether the client reaches the server by its unix socket."""
         return self._endpoint.unix is not None or self._endpoint.local is not None
 
     def open(self) -> RemoteImage:
@@ -133,7 +134,7 @@ class ClientSession:
         self.abilities = image.abilities()
 
     def connect(self) -> RemoteImage:
-        """Return another connection; its first request opens it."""
+        """Return another connection, which its first request opens."""
         image = self._image(self._endpoint, self.stop, self._settings.retry_for)
         self._images.append(image)
         return image
@@ -144,7 +145,7 @@ class ClientSession:
         self._images.remove(image)
 
     def reconnect(self, stop: Stop) -> RemoteImage:
-        """Return a connection to use after all others were shut down; it checks whether the server was restarted."""
+        """Return a connection for use after all others were shut down. It checks whether the server was restarted."""
         endpoint = self._endpoint.url or self._endpoint
         image = self._image(endpoint, stop, 0, lost=True)
         self._images.append(image)
@@ -175,9 +176,9 @@ class ClientSession:
         return Endpoint(url.peer, url.host, url.port, tls=trust_of(settings), proxy=HttpProxy.of(url.host, os.environ))
 
     def _is_on_this_host(self, local: LocalSocket | None) -> bool:
-        """Tell whether the server's unix socket is here and has proven itself; later connections go there then.
+        """Tell whether the server's unix socket is on this host and has proven itself. Later connections then use it.
 
-        Not behind a proxy: who has set it wants the server to be reached by it.
+        This is not done with a proxy, because the user wants the proxy to be used.
         """
         if local is None or self._endpoint.proxy is not None:
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which servers are believed to be who they say: authorities, and pins of public keys (docs/adr/0039)."""
+"""Which servers the client trusts: by authorities, and by pins of public keys (docs/adr/0039)."""
 
 import base64
 import errno
@@ -14,7 +14,7 @@ from ...net.tls_socket import TlsContext
 from ..errors import LocalError, ServerFailed, Usage
 from .secure_socket import SecureSocket
 
-#: A pin as curl's --pinnedpubkey has it: 32 bytes in base64 (RFC 7469 2.4).
+#: A pin, written as for curl's --pinnedpubkey: 32 bytes in base64 (RFC 7469 2.4).
 _PIN = re.compile(r"sha256//([A-Za-z0-9+/]{43}=)", re.ASCII)
 
 
@@ -22,7 +22,7 @@ _PIN = re.compile(r"sha256//([A-Za-z0-9+/]{43}=)", re.ASCII)
 class Trust:
     """The rules of one session, and the certificate of this side.
 
-    pins: hashes of public keys, of which the server must have one; empty: any.
+    `pins` are hashes of public keys, of which the server must have one. Without pins, it may have any.
     """
 
     context: TlsContext
@@ -38,16 +38,16 @@ class Trust:
         cert: str | None = None,
         key: str | None = None,
     ) -> Self:
-        """Trust the CAs in cafile, or those of the system; with insecure, any server.
+        """Trust the CAs in `cafile`, or those of the system, or with `insecure` any server. Raises Usage, LocalError.
 
-        cert: the file of the certificate that this side shows to servers that ask for one, and those between it and its
-        authority; key: that of its key, None: the same file.
+        `cert` is the file of the client's certificate, for servers that ask for one, with those between it and its
+        authority. `key` is the file of its key, by default the same.
 
-        A pin names the key itself, so with pins and no cafile no authority, name or date is asked for, as for a key
-        that DNS names (RFC 7671 5.1). Raises Usage, LocalError.
+        A pin names the key itself. So with pins and without `cafile`, authority, name and date do not matter, as for a
+        key in DNS (RFC 7671 5.1).
         """
         keys = frozenset(key for text in pins for key in _keys(text))
-        # Not create_default_context(): it loads the system's CAs, which may take 0.1 s, and TlsContext does so, too.
+        # Not create_default_context(), which loads the system's CAs in up to 0.1 s: TlsContext loads them itself.
         rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if insecure or (keys and cafile is None):
             rules.check_hostname = False
@@ -69,7 +69,7 @@ class Trust:
             ) from e
 
     def shake_hands(self, sock: SecureSocket, peer: str) -> None:
-        """Complete the TLS handshake; nothing may be sent before. Raises OSError, ServerFailed if it is in doubt."""
+        """Complete the TLS handshake. Send nothing before. Raises OSError, or ServerFailed for a server in doubt."""
         try:
             sock.shake_hands()
         except OSError as e:
@@ -85,9 +85,9 @@ class Trust:
 
 
 def secured(trust: Callable[[], Trust], sock: socket.socket, host: str) -> socket.socket:
-    """Return TLS on a connected socket, which is taken over. Raises OSError, ServerFailed for a server to doubt.
+    """Take over a connected socket, and return it with TLS. Raises OSError, or ServerFailed for a server in doubt.
 
-    trust: the rules, which take time to load and so are made when they are needed.
+    `trust` makes the rules when they are needed, because loading takes time.
     """
     rules = trust()
     secure = SecureSocket(sock, rules.context, host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of any web server, read in order, and on from where a connection was lost (RFC 9110 14, ranges)."""
+"""A file of any web server, read in order. After a lost connection, reading continues by a range (RFC 9110 14)."""
 
 import contextlib
 import http.client
@@ -22,13 +22,13 @@ from .retries import Retries
 from .session import Settings
 from .trust import Trust
 
-#: Most redirections of one request, as browsers have it.
+#: Most redirections of one request, as in browsers.
 MAX_REDIRECTIONS = 10
 REDIRECTIONS = (301, 302, 303, 307, 308)
 
 
 class _Place(NamedTuple):
-    """Where a file is. target: path and query, which may have a secret."""
+    """Where a file is. `target` is path and query, which may have a secret."""
 
     scheme: str
     host: str
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "_Place":
-        """Raise Usage."""
+        """Parse a URL. Raises Usage."""
         with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(url)
             host = hosts.decoded(parts.hostname or "")
@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """What tells whether a file is another one now: RFC 9110 8.8, and its size. "": not told."""
+    """Values that show whether a file has changed (RFC 9110 8.8), and its size. A missing value is ""."""
 
     size: int | None
     etag: str
@@ -65,14 +65,14 @@ class _Version(NamedTuple):
 
     @property
     def validator(self) -> str:
-        """Return the value of If-Range; "" if there is none: a weak tag is none (RFC 9110 13.1.5)."""
+        """Return the value for If-Range, or "". A weak tag cannot be used (RFC 9110 13.1.5)."""
         return self.modified if self.etag.startswith("W/") else self.etag or self.modified
 
 
 class WebFile(Fetched):
-    """A file of a web server. Reads are tried again after failures that may pass, see Patience.
+    """A file of a web server. Reads are tried again after temporary failures, see Patience. Raises ClientError.
 
-    cafile: the authorities that are trusted; None: those of the system. Raises ClientError.
+    `cafile` has the trusted authorities; the default is those of the system.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -90,13 +90,13 @@ class WebFile(Fetched):
         self.size = None if self._version is None else self._version.size
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a part of the buffer; 0 at the end. Raises ClientError."""
+        """Fill a part of the buffer, and return its length, 0 at the end. Raises ClientError."""
         count: int = self._trying(lambda: self._read(memoryview(buffer)))
         self._position += count
         return count
 
     def stop(self) -> None:
-        """Make a read that waits raise Stopped, and those that follow."""
+        """Make waiting and later reads raise Stopped."""
         self._stop.stop()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class WebFile(Fetched):
         return count
 
     def _open(self) -> None:
-        """Ask for what is left, by a range behind the begin."""
+        """Ask for the rest of the file, by a range if some was read."""
         fields = {"Accept-Encoding": "identity", "User-Agent": "imageio-client"}
         if self._position and self._version:
             if not self._version.validator:
@@ -159,7 +159,7 @@ class WebFile(Fetched):
             count -= len(data)
 
     def _follow(self, fields: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Return the answer of the server that has the file."""
+        """Follow redirections, and return the answer of the server that has the file."""
         for _ in range(MAX_REDIRECTIONS):
             response = self._ask(self._place, fields)
             if response.status not in REDIRECTIONS:
@@ -215,7 +215,7 @@ class WebFile(Fetched):
 
 
 def _version_of(response: http.client.HTTPResponse, position: int) -> _Version:
-    """Return what an answer tells of the file. Raises ServerFailed for another range than asked for."""
+    """Return the version of the file from an answer. Raises ServerFailed for another range than asked for."""
     etag, modified = response.headers["ETag"] or "", response.headers["Last-Modified"] or ""
     if response.status == 200:
         return _Version(response.length, etag, modified)
@@ -227,7 +227,7 @@ def _version_of(response: http.client.HTTPResponse, position: int) -> _Version:
 
 @contextlib.contextmanager
 def fetched(source: Any, settings: Settings) -> Iterator[Any]:
-    """Yield a source as what opens images takes it: of a URL the file that is read there. Raises ClientError."""
+    """Yield a source for the code that opens images: for a URL, the file there. Raises ClientError."""
     if not (isinstance(source, str) and is_url(source)):
         yield source
         return

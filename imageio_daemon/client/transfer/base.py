@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An update by the bitmap of the source, once it is proven that the target is the base (docs/adr/0063)."""
+"""An update by the bitmap of the source, if a proof shows that the target is the base (docs/adr/0063)."""
 
 import logging
 import random
@@ -20,7 +20,7 @@ from .run_all import RunQueue
 log = logging.getLogger(__name__)
 
 #: Blocks without a mark that are compared, at random: 1 GiB of data, which the server of the source reads in about a
-#: second. A bitmap that lacks 1 % of the blocks is missed in 8 of 100 cases; of 1 GiB or less, all are compared.
+#: second. A bitmap that lacks 1 % of the blocks is not noticed in 8 of 100 cases. Up to 1 GiB, all blocks are compared.
 SAMPLES = 256
 
 
@@ -32,9 +32,9 @@ def unchanged(
     images: list[RemoteImage],
     digest: Digest | None,
 ) -> RangeSet | None:
-    """Return where the target reads as the source on stable storage, because it is the base there; None: nobody knows.
+    """Return where the target, on stable storage, reads as the source, because it is the base there. None if unknown.
 
-    checksum: of the base. digest: gets the digests of these blocks. Raises as RemoteImage does.
+    `checksum` is that of the base. `digest` gets the digests of these blocks. Raises as RemoteImage does.
     """
     if "checksum_blocks" not in session.abilities.features:
         return None
@@ -43,15 +43,15 @@ def unchanged(
         log.warning("the server of the source does not know what has changed: comparing all")
         return None
     found = Base(checksum, clean, source, session, run).find(images, digest)
-    if found is not None:  # it is the content, wherever the server has it
+    if found is not None:  # the comparison is about content that may be in the server's memory only
         workers.run([images[0].flush], session.stop)
     return found
 
 
 class Base:
-    """The base of an update: what the source was when its bitmap began. checksum: the digest of all of it.
+    """The base of an update: the source as it was when its bitmap began, with the checksum of all of it.
 
-    clean: the blocks of the source that have not changed since, by the bitmap.
+    `clean` are the blocks of the source that have not changed since, by the bitmap.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Base:
         self._run = run
 
     def find(self, images: list[RemoteImage], digest: Digest | None) -> RangeSet | None:
-        """Return where the target reads as the source, because it is the base there; None: it is not the base.
+        """Return where the target reads as the source, because it is the base there, or None if it is not the base.
 
-        digest: gets the digests of these blocks. Raises as RemoteImage does.
+        `digest` gets the digests of these blocks. Raises as RemoteImage does.
         """
         whole = (0, self._source.size)
         (blocks,) = workers.run([lambda: images[0].blocks(DEFAULT_ALGORITHM, DEFAULT_BLOCK, whole)], self._session.stop)
@@ -91,7 +91,7 @@ class Base:
         return self._clean
 
     def _differs(self, images: list[RemoteImage], clean: list[Block]) -> bool:
-        """Compare a sample: nobody else sees that a bitmap began after the base. Raises as RemoteImage does."""
+        """Compare a sample, because the bitmap may have begun after the base. Raises as RemoteImage does."""
         chosen = random.sample(clean, min(SAMPLES, len(clean)))
         sample = sorted(_one(block) for block in chosen)
         told = Digest()
@@ -115,7 +115,7 @@ class Base:
 
 
 def _one(block: Block) -> Block:
-    """Return a block of data, or one of a run of zeros, at random."""
+    """Return the block, or for a run of zeros one block of it at random."""
     start = block.start + random.randrange(-(-block.length // DEFAULT_BLOCK)) * DEFAULT_BLOCK  # noqa: S311 - no secret
     return Block(start, min(DEFAULT_BLOCK, block.start + block.length - start), block.digest)
 

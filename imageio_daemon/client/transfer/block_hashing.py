@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hash blocks of a source, several at once where that is faster: image/digests.py."""
+"""Hash blocks of a source, several at once where that is faster (image/digests.py)."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,12 +15,12 @@ from .memory import new_buffer
 from .plan import Queue, Unit, units
 from .remote_source import RemoteSource
 
-#: Threads that hash a local image. 2 are as fast as most disks.
+#: Threads that hash a local image. Two are as fast as most disks.
 THREADS = 2
 
 
 def hash_all(source: Source, digest: Digest, watch: Callable[[int], None] = lambda _: None) -> None:
-    """Hash a whole source, in threads. watch: told of bytes that were hashed. Raises LocalError."""
+    """Hash a whole source, in threads. `watch` is called with numbers of hashed bytes. Raises LocalError."""
     stop = Stop()
     stop.call(source.stop)
     size = digest.block_size
@@ -38,7 +38,7 @@ def hash_all(source: Source, digest: Digest, watch: Callable[[int], None] = lamb
 
 
 def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: Digest, index: int) -> None:
-    """Add the blocks of a unit of the source to the digest. index: that of the first one. Raises LocalError."""
+    """Add the blocks of a unit of the source to the digest. `index` is the first block's. Raises LocalError."""
     if isinstance(source, RemoteSource) and source.hash_unit(unit, digest, index):
         return
     plan = BlockPlan(digest.block_size)
@@ -59,7 +59,7 @@ def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: Digest, in
 
 
 def _hash_blocks(source: Source, blocks: Sequence[DataBlock], buffer: memoryview, digest: Digest, index: int) -> int:
-    """Add blocks of one length, one after the other, and return the index behind them."""
+    """Add consecutive blocks of one length, and return the index after them."""
     digests = new_digests(digest.algorithm)
     size, most = blocks[0].length, len(buffer) // digests.lanes
     pieces = [Pieces(block) for block in blocks]
@@ -77,7 +77,7 @@ def _hash_blocks(source: Source, blocks: Sequence[DataBlock], buffer: memoryview
 
 
 def _fill(source: Source, pieces: Pieces, start: int, memory: memoryview) -> bool:
-    """Read the piece from start on into the memory. False: it is all zeros, and the memory is as it was."""
+    """Read the piece from start on into the memory. Return False, without touching the memory, if it is all zeros."""
     end = start + len(memory)
     runs = pieces.take(start, end)
     position = start

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a transfer is on stable storage: what was written, the flushes, what they confirm, and who keeps that."""
+"""Which bytes of a transfer are on stable storage: those written, the flushes that confirm them, and their record."""
 
 import contextlib
 import logging
@@ -19,14 +19,17 @@ from .record import Record
 
 log = logging.getLogger(__name__)
 
-#: Longest wait of an interrupted upload for its last flush, in seconds. A second interrupt ends the wait.
+#: Most seconds for which an interrupted upload waits for its last flush. A second interrupt ends the wait.
 LAST_FLUSH = 10.0
-#: Seconds between two flushes. A transfer that is continued moves again at most what was moved in this time.
+#: Seconds between two flushes. A continued transfer repeats at most what was moved in this time.
 CHECKPOINT = 10.0
 
 
 class Confirmed:
-    """What was sent, and what a flush of the same process has confirmed since; see Restarts. Thread-safe."""
+    """The bytes that were sent, and those that a flush of the same process has confirmed. Thread-safe.
+
+    Restarts tells whether it is the same process.
+    """
 
     def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
         self._lock = threading.Lock()
@@ -51,7 +54,7 @@ class Confirmed:
     def flushed(self, sent: Written, restarts: int) -> None:
         """Note a flush of what was taken of the rest before it. What was sent before a restart may be lost.
 
-        restarts: Restarts.count after the flush.
+        `restarts` is the Restarts.count after the flush.
         """
         self.rest.flushed(sent, restarts)
         with self._lock:
@@ -59,7 +62,7 @@ class Confirmed:
                 self._safe.add(*piece)
 
     def confirm(self, start: int, end: int) -> None:
-        """Add bytes of which the server tells that they are on stable storage."""
+        """Add bytes that are on stable storage, as the server says."""
         with self._lock:
             self._safe.add(start, end)
 
@@ -77,7 +80,7 @@ class Confirmed:
 class Checkpoints:
     """Flush the target every `interval` seconds, and save in the record what that confirms. Thread-safe.
 
-    done: what was on stable storage before.
+    `done` are the ranges that were on stable storage before.
     """
 
     def __init__(self, record: Record, done: RangeSet, interval: float) -> None:
@@ -88,19 +91,19 @@ class Checkpoints:
 
     @property
     def durable(self) -> int | None:
-        """Return the bytes that the next transfer need not move; None if it cannot be continued."""
+        """Return how many bytes the next transfer need not move, or None if this one cannot be continued."""
         return self._confirmed.size() if self._record.is_kept else None
 
     def sent(self, image: RemoteImage, start: int, end: int, restarts: int = 0) -> None:
         """Note that the target has taken the bytes from start to end, and flush if it is time.
 
-        restarts: Restarts.count before they were sent. Raises as confirm() does.
+        `restarts` is the Restarts.count before they were sent. Raises as confirm() does.
         """
         if self._confirmed.add(start, end, restarts):
             self._save(image)
 
     def confirm(self, image: RemoteImage) -> None:
-        """Flush. Raises FlushFailed, what _flush() does."""
+        """Flush. Raises FlushFailed, and as _flush() does."""
         sent = self._confirmed.rest.take()
         try:
             restarts = self._flush(image)
@@ -117,7 +120,7 @@ class Checkpoints:
         raise NotImplementedError
 
     def _save(self, image: RemoteImage) -> None:
-        """Flush and save, unless another thread is doing it: a flush may take long."""
+        """Flush and save, unless another thread does it now, because a flush may take long."""
         if not self._saving.acquire(blocking=False):
             return
         try:
@@ -128,7 +131,7 @@ class Checkpoints:
 
 
 class LocalCheckpoints(Checkpoints):
-    """Those of a download."""
+    """The checkpoints of a download."""
 
     def __init__(self, target: PartTarget, record: Record, done: RangeSet, interval: float) -> None:
         super().__init__(record, done, interval)
@@ -140,7 +143,7 @@ class LocalCheckpoints(Checkpoints):
         return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.rest.is_waiting))
 
     def leave(self) -> None:
-        """Close the target, and save what of it is on stable storage. Nothing else may run."""
+        """Close the target, and save which ranges of it are on stable storage. Call this when nothing else runs."""
         sent = self._confirmed.rest.take()
         with contextlib.suppress(LocalError):  # what the last checkpoint has confirmed stays
             if self._target.keep():
@@ -153,7 +156,7 @@ class LocalCheckpoints(Checkpoints):
 
 
 class RemoteCheckpoints(Checkpoints):
-    """Those of an upload. once: the source can be read once only."""
+    """The checkpoints of an upload. `once` tells that the source can be read only once."""
 
     def __init__(
         self, session: ClientSession, record: Record, done: RangeSet, interval: float, *, once: bool = False
@@ -163,7 +166,7 @@ class RemoteCheckpoints(Checkpoints):
         self._once = once
 
     def confirm(self, image: RemoteImage) -> None:
-        """Flush. Raises FlushFailed, the errors of RemoteImage, ServerFailed if what is lost cannot be read again."""
+        """Flush. Raises FlushFailed, as RemoteImage does, and ServerFailed if lost bytes cannot be read again."""
         super().confirm(image)
         if self._once and self.take_lost(image).size():
             raise ServerFailed(
@@ -172,7 +175,7 @@ class RemoteCheckpoints(Checkpoints):
             )
 
     def take_lost(self, image: RemoteImage) -> RangeSet:
-        """Return what was sent before a restart of the server, to be sent again, once. Raises as RemoteImage does."""
+        """Return, only once, what to send again because the server was restarted. Raises as RemoteImage does."""
         lost, again = self._confirmed.rest.take_lost(), new_ranges()
         durable = self._record.durable(image) if lost.size() else new_ranges()
         for piece in lost.pieces():
@@ -184,14 +187,14 @@ class RemoteCheckpoints(Checkpoints):
         return again
 
     def save_interrupted(self) -> None:
-        """Flush over a new connection, because the others are shut down, so that the next upload need not send it.
+        """Flush, so that the next upload need not send all again. Uses a new connection: the others are shut down.
 
-        It takes at most LAST_FLUSH seconds.
+        Takes at most LAST_FLUSH seconds.
         """
         if self.durable is None:
             return
         if not self._confirmed.rest.is_waiting:
-            # Otherwise the record is as it was, or an earlier state is not proven yet.
+            # Otherwise there is nothing new to record, or an earlier state is not proven yet.
             if self._confirmed.size() > self._before:
                 self._record.save(self._confirmed.pieces())
             return
@@ -208,5 +211,5 @@ class RemoteCheckpoints(Checkpoints):
 
     def _flush(self, image: RemoteImage) -> int:
         image.flush()
-        image.look_for_restart()  # afterwards: the same process has answered what was sent, and the flush
+        image.look_for_restart()  # after the flush, to make sure that one process answered all
         return self._session.restarts.count

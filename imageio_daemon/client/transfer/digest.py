@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the digest of an image from blocks in any order; see image/blockhash.py."""
+"""The digest of an image, computed from blocks in any order; see image/blockhash.py."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Digest:
         self._digests: dict[int, tuple[bytes, int]] = {}
 
     def part(self, start: int) -> "DigestPart":
-        """Return the digest of consecutive bytes from start, a multiple of the block size."""
+        """Return the digest of consecutive bytes from start on, which is a multiple of the block size."""
         return DigestPart(self, start // self.block_size)
 
     def add(self, index: int, digest: bytes, count: int = 1) -> None:
@@ -26,7 +26,7 @@ class Digest:
             self._digests[index] = (digest, count)
 
     def add_listed(self, index: int, length: int, digest: bytes | None) -> None:
-        """Add a block of a list, or blocks of zeros (None), the last of which may be shorter than the others."""
+        """Add a block of a list, or, with None, blocks of zeros. The last one may be shorter than the others."""
         if digest is not None:
             self.add(index, digest)
             return
@@ -41,11 +41,11 @@ class Digest:
         return zero_digest(self.algorithm, length)
 
     def items(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the digests in order: the number of a block, its digest, and how many have it from there on."""
+        """Yield the digests in order: the number of a block, its digest, and how many blocks have it from there on."""
         return ((index, digest, count) for index, (digest, count) in sorted(self._digests.items()))
 
     def listed(self, size: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield start, end and digest of all blocks of `size` bytes; None: blocks that are all zeros, any number."""
+        """Yield start, end and digest of the blocks of `size` bytes, with None for any number of blocks of zeros."""
         for index, digest, count in self.items():
             start = index * self.block_size
             end = min(start + count * self.block_size, size)
@@ -53,7 +53,7 @@ class Digest:
             yield start, end, None if is_zero else digest
 
     def hexdigest(self) -> str:
-        """Return the digest of the image. Every part must have ended."""
+        """Return the digest of the image. Call this when every part has ended."""
         state = new_hash(self.algorithm)
         for _, (digest, count) in sorted(self._digests.items()):
             for done in range(0, count, ZERO_BATCH):
@@ -61,14 +61,17 @@ class Digest:
         return state.hexdigest()
 
     def blocks(self, most: int) -> list[str] | None:
-        """Return the digests of all blocks in order, None if they are more than `most`. Every part must have ended."""
+        """Return the digests of all blocks in order, or None if there are more than `most`.
+
+        Call this when every part has ended.
+        """
         if sum(count for _, count in self._digests.values()) > most:
             return None
         return [digest.hex() for _, (digest, count) in sorted(self._digests.items()) for _ in range(count)]
 
 
 class DigestPart:
-    """The digests of consecutive blocks, from bytes in order. For one thread."""
+    """The digests of consecutive blocks, computed from bytes in order. For one thread."""
 
     def __init__(self, whole: Digest, index: int) -> None:
         self._whole = whole

@@ -26,14 +26,15 @@ from .record import DOWNLOAD, Record, States
 from .run_all import Worker, run_all
 from .transfer_options import DownloadOptions
 
-#: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket, 7 alternating runs: 2.15
-#: and 1.49 s with 1 MiB, 1.96 and 1.31 with 2, 1.82 and 1.22 with 4; later 1.79 and 1.42 with 4, 1.77 and 1.36 with 8.
+#: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket took, in 7 alternating runs,
+#: 2.15 and 1.49 s with 1 MiB, 1.96 and 1.31 s with 2 MiB, 1.82 and 1.22 s with 4 MiB; in later runs 1.79 and 1.42 s
+#: with 4 MiB, 1.77 and 1.36 s with 8 MiB.
 BUFFER_SIZE = 4 * MiB
 
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The result of a download. local: it used the server's unix socket."""
+    """The result of a download. `local` tells that it used the server's unix socket."""
 
     progress: Progress
     connections: int
@@ -41,7 +42,7 @@ class Downloaded:
     checksum: str | None = None
 
 
-#: Features of a server by which what an earlier download has left can be proven: without one nothing is left.
+#: Features of a server that can prove what an earlier download has left. Without any, a download leaves nothing.
 PROOFS = {"checksum", "checksum_range"}
 
 
@@ -65,7 +66,7 @@ class Download:
         self._counter = Counter()
         self._extents: Sequence[Extent] = []
         self._size = 0
-        self._earlier: Source | None = None  # what an earlier download has left
+        self._earlier: Source | None = None  # the content that an earlier download has left
         self._done = new_ranges()
         self._record = Record()
         self._checkpoints: LocalCheckpoints | None = None
@@ -81,9 +82,9 @@ class Download:
         return replace(counted, durable=durable, retries=retries.count, reason=retries.reason, ending=ending)
 
     def run(self) -> Downloaded:
-        """Download the image; return when it is on stable storage and, if asked for, verified.
+        """Download the image. Return when it is on stable storage and, if asked for, verified. Raises ClientError.
 
-        If it ends early, what it has is left for the next download, or removed if none can go on. Raises ClientError.
+        If this ends early, leave what there is for the next download, or remove it if none can continue.
         """
         try:
             return self._download()
@@ -124,20 +125,20 @@ class Download:
     def _plan(self) -> Iterator[Unit]:
         if self._options.dirty:
             return dirty_units(self._extents)
-        # A digest has what is equal, and lacks what an earlier download has left.
+        # A digest includes blocks that were found equal, but not what an earlier download has left.
         if not self._done.size() or (self._digest and self._updated is None):
             return units(self._extents)
         self._counter.add(resumed=self._done.size())
         return units_left(self._extents, self._done)
 
     def _find_equal(self, target: UpdatedTarget, images: list[RemoteImage]) -> None:
-        """Find where a target that exists reads as the image already."""
+        """Find where an existing target already reads as the image."""
         self._earlier = target.source()
         equality = Equality(self._earlier, self._session, self._counter, self._run, self._digest)
         self._done = equality.find(images, new_ranges([(0, self._size)]))
 
     def _continue(self, images: list[RemoteImage]) -> None:
-        """Find what an earlier download has left, and where it is equal to the image."""
+        """Find where the content that an earlier download has left is equal to the image."""
         part = self._part
         if part is None or not part.is_earlier or self._options.restart:
             return
@@ -152,7 +153,7 @@ class Download:
             self._digest = Digest()
 
     def _new_record(self, part: PartTarget) -> Record:
-        """Return the record of what the part has; a new part has another identity than one that was left."""
+        """Return the record for the part file. A new one has another identity than the one that was left."""
         directory, identity = self._options.state, part.identity
         if self._done.size() or directory is None or identity is None:
             return self._record
@@ -160,14 +161,14 @@ class Download:
         return Record(states=States(directory, identity, self._session.url, self._size, DOWNLOAD))
 
     def _leave(self, error: BaseException) -> None:
-        """Close the target, and keep what it has if the next download can go on with it."""
+        """Close the target, and keep what it has if the next download can continue with it."""
         checkpoints = self._checkpoints
         if isinstance(error, ChecksumMismatch | StateMismatch):
             self._record.discard()
         elif checkpoints is not None and checkpoints.is_anything:
             checkpoints.leave()
             return
-        elif self._part is not None and self._part.is_earlier:  # as it was
+        elif self._part is not None and self._part.is_earlier:  # leave it as it was
             self._part.keep()
             return
         self._checkpoints = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What earlier transfers have left in the target, and the proof that it is of this source (docs/adr/0037, 0053)."""
+"""What earlier transfers have left in the target, and the proof that it is from this source (docs/adr/0037, 0053)."""
 
 import logging
 import random
@@ -30,28 +30,28 @@ from .run_all import RunQueue
 
 log = logging.getLogger(__name__)
 
-#: Places to compare, spread at random over the data that is on stable storage. A source that was changed in a fraction
-#: f of its pieces of SAMPLE bytes is missed with the probability (1 - f) ** SAMPLES: 1 % in 8 of 100 cases, 5 % in 2 of
-#: a million.
+#: Places to compare, spread at random over the data that is on stable storage. If a fraction f of the pieces of SAMPLE
+#: bytes has changed, this is not noticed with the probability (1 - f) ** SAMPLES: in 8 of 100 cases for 1 %, in 2 of a
+#: million for 5 %.
 SAMPLES = 256
-#: Bytes of a sample where the server computes its checksum: both sides read 256 MiB, in about a second.
+#: Bytes of a sample if the server computes its checksum. Both sides then read 256 MiB, in about a second.
 SAMPLE = 1 * MiB
-#: Bytes of a sample where it has to be sent back.
+#: Bytes of a sample if the server has to send it back.
 READ_SAMPLE = 4 * KiB
-#: Of the longest ranges, so many have both ends compared, too. At the beginning that is twice as much: the second MiB
-#: of a disk is where the first partition has the time of its last use.
+#: Both ends of this number of ranges, the longest ones, are compared, too. At the beginning of a range that is twice as
+#: much, because the second MiB of a disk is where the first partition has the time of its last use.
 ENDS = 64
 
 
 class Found(NamedTuple):
-    """What need not be sent. needs_checksum: the checksum of the whole image has to prove it at the end."""
+    """What need not be sent. If it `needs_checksum`, the checksum of the whole image has to prove it at the end."""
 
     done: RangeSet
     needs_checksum: bool = False
 
 
 class Earlier:
-    """The earlier transfers of a local image that can be read in any order. remote_size: bytes of the remote one."""
+    """The earlier transfers of a local image that can be read in any order. `remote_size` is the remote image's."""
 
     def __init__(
         self, source: Source, session: ClientSession, record: Record, counter: Counter, run: RunQueue, remote_size: int
@@ -66,11 +66,11 @@ class Earlier:
         self._can_verify = "checksum" in features and remote_size == source.size
 
     def find(self, images: list[RemoteImage], recorded: RangeSet, *, compare_all: bool) -> Found:
-        """Return what need not be sent: what the server has recorded, and what a state of this host tells.
+        """Return what need not be sent: what the server has recorded, and what a state file of this host tells.
 
-        The record is that of the ticket, so a sample of it is compared, unless compare_all. Nobody vouches that a state
-        belongs to this target: a state of which one byte differs is not used. Raises StateMismatch if what is recorded
-        differs, FlushFailed.
+        The record belongs to the ticket, so only a sample of it is compared, or with `compare_all` everything. A state
+        file may belong to another target, so it is not used if one byte of it differs. Raises FlushFailed, and
+        StateMismatch if recorded bytes differ.
         """
         if recorded.size():
             different = self._compare(images, recorded, every=compare_all)
@@ -82,7 +82,7 @@ class Earlier:
                 continue
             different = self._compare(images, found, every=self._by_checksum)
             if not different:
-                # What is proven is the content, wherever the server has it.
+                # The proof is about content that may be in the server's memory only.
                 workers.run([images[0].flush], self._session.stop)
                 for start, end in recorded.pieces():
                     found.add(start, end)
@@ -91,10 +91,9 @@ class Earlier:
         return Found(recorded)
 
     def find_copied(self, images: list[RemoteImage]) -> Found:
-        """Return what need not be received again: what earlier downloads have left, where the image is equal now.
+        """Return what need not be received: what earlier downloads have left, if it is equal to the image now.
 
-        A server that computes no checksums of ranges sends a sample of it back. Raises LocalError, those of
-        RemoteImage.
+        A server that computes no checksums of ranges sends a sample. Raises LocalError, and as RemoteImage does.
         """
         for claim in self._record.claims():
             left = self._missing(claim, new_ranges())
@@ -114,7 +113,7 @@ class Earlier:
         return Found(new_ranges())
 
     def _missing(self, claim: Claim, recorded: RangeSet) -> RangeSet:
-        """Return what a claim has more than the record of the server."""
+        """Return the ranges of a claim that the server's record lacks."""
         parts = (part for start, end in claim.done for part in recorded.parts(start, min(end, self._source.size)))
         return aligned((start, end) for start, end, is_recorded in parts if not is_recorded)
 
@@ -122,7 +121,7 @@ class Earlier:
         return self._by_checksum or self._can_verify or claim.same_url
 
     def _compare(self, images: list[RemoteImage], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
-        """Return the first difference between source and target in these ranges; None: they are equal."""
+        """Return the first difference between source and target in these ranges, or None if they are equal."""
         comparison = EarlierProof(self._source, done, by_checksum=self._by_checksum)
         ((amount, units),) = workers.run([partial(comparison.plan, every=every)], self._session.stop)
         log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
@@ -134,7 +133,7 @@ class Earlier:
                     return
                 try:
                     comparison.compare(image, unit, buffer)
-                except (StateMismatch, Refused) as e:  # refused: the ticket may not read
+                except (StateMismatch, Refused) as e:  # Refused if the ticket may not read
                     different.append(e)
                 self._counter.check(unit.end - unit.start)
 
@@ -147,9 +146,9 @@ class Earlier:
 
 
 class EarlierProof:
-    """Proof that source and target are still the same where an upload has been.
+    """The proof that source and target are still the same where an upload has written.
 
-    by_checksum: the server computes checksums of ranges; otherwise it sends them back.
+    With `by_checksum`, the server computes checksums of ranges; otherwise it sends the bytes back.
     """
 
     def __init__(self, source: Source, done: RangeSet, *, by_checksum: bool) -> None:
@@ -158,9 +157,9 @@ class EarlierProof:
         self._by_checksum = by_checksum
 
     def plan(self, *, every: bool) -> tuple[int, Iterator[Unit]]:
-        """Return how many bytes to compare, and the units: all that is on stable storage, or a sample.
+        """Return how many bytes to compare, and their units: all that is on stable storage, or a sample.
 
-        Raises LocalError, also when the units are taken.
+        Raises LocalError, also while the caller takes the units.
         """
         if every:
             return self._done.size(), self.all()
@@ -168,8 +167,8 @@ class EarlierProof:
         return sum(unit.end - unit.start for unit in sample), iter(sample)
 
     def all(self) -> Iterator[Unit]:
-        """Yield all that is on stable storage. Raises LocalError."""
-        # As "dirty" extents: the same plan.
+        """Yield units of all that is on stable storage. Raises LocalError."""
+        # Marked as dirty extents, for dirty_units().
         extents = (
             extent._replace(start=start, length=end - start, dirty=is_done)
             for extent in self._source.extents()
@@ -178,7 +177,7 @@ class EarlierProof:
         return dirty_units(extents)
 
     def sample(self) -> Iterator[Unit]:
-        """Yield a sample of it. Holes of the source are left out, but not the ends of the ranges. Raises LocalError."""
+        """Yield a sample of that, without holes of the source except at the ends of ranges. Raises LocalError."""
         size = SAMPLE if self._by_checksum else READ_SAMPLE
         chosen = new_ranges()
         for start, end in sorted(self._done.pieces(), key=lambda piece: piece[0] - piece[1])[:ENDS]:
@@ -195,7 +194,7 @@ class EarlierProof:
                 yield Unit(begin, stop, [Segment(begin, stop - begin, zero=False)])
 
     def _spread(self) -> Iterator[int]:
-        """Yield positions in the data, one at random in each of SAMPLES parts of the same size."""
+        """Yield positions in the data, a random one in each of SAMPLES equal parts."""
         data = new_ranges()
         for extent in self._source.extents():
             for start, end, is_done in self._done.parts(extent.start, extent.end):
@@ -209,7 +208,7 @@ class EarlierProof:
             yield pieces[piece][0] + at - before[piece]
 
     def compare(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
-        """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, those of RemoteImage."""
+        """Compare a unit, with the thread's own buffer. Raises StateMismatch, LocalError, and as RemoteImage does."""
         if self._by_checksum:
             digest = Digest()
             hash_unit(self._source, unit, buffer, digest, 0)
@@ -218,7 +217,7 @@ class EarlierProof:
             raise _mismatch(unit.start, unit.end)
 
     def require(self, image: RemoteImage, start: int, end: int, digest: Digest) -> None:
-        """Compare a range, whose digest is known, by its checksum. Raises StateMismatch, those of RemoteImage."""
+        """Compare a range with a known digest by its checksum. Raises StateMismatch, and as RemoteImage does."""
         theirs = image.checksum(digest.algorithm, digest.block_size, (start, end - start))
         if theirs["checksum"] != digest.hexdigest():
             raise _mismatch(start, end)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a local image and a remote one are equal, by digests of their blocks, which both sides compute."""
+"""Find where a local image and a remote one are equal, by digests of their blocks, which both sides compute."""
 
 import itertools
 import threading
@@ -21,23 +21,25 @@ from .plan import Queue, Unit, units
 from .progress import Counter, Phase
 from .run_all import RunQueue
 
-#: Most bytes of a unit, which may be zeros for the most part. The answer for that many has 400 KiB at most.
+#: Most bytes of a unit, most of which may be zeros. The answer for a unit has at most 400 KiB.
 SPAN = 16 * GiB
 
-#: Bytes of data of a unit, if there are as many and the server lists blocks: a unit is a request, and both sides hash
-#: 4 blocks in the time of one (image/digests.py). Processor seconds of an update of 2 GiB with 512 MiB of data, client
-#: and server, on one host: 1.05 + 1.08 with 4 MiB, 0.76 + 0.90 with 16, 0.69 + 0.86 with 32, 0.69 + 0.90 with 64.
+#: Bytes of data of a unit, if there are as many and the server lists blocks. Each unit is a request, and both sides
+#: hash 4 blocks in the time of one (image/digests.py). Processor seconds of client and server, on one host, for an
+#: update of 2 GiB with 512 MiB of data: 1.05 + 1.08 with 4 MiB, 0.76 + 0.90 with 16, 0.69 + 0.86 with 32, 0.69 + 0.90
+#: with 64.
 LEAST = 32 * MiB
 
-#: Makes what is done with each unit after its comparison, and with what of it is equal, by a connection and its buffer.
+#: A function that returns, for a connection and its buffer, the function to call with each compared unit and its equal
+#: ranges.
 Then = Callable[[RemoteImage, memoryview], Callable[[Unit, RangeSet], None]]
 
-#: The digest of the bytes from start to end; None: they are zeros.
+#: Start, end, and the digest of the bytes between them, or None for zeros.
 Digested = tuple[int, int, str | None]
 
 
 def require_ranges(session: ClientSession) -> None:
-    """Raise Refused if the server of a session does not compute what is needed to find what differs."""
+    """Raise Refused if the server computes no checksums of ranges, without which nobody knows what differs."""
     if "checksum_range" not in session.abilities.features:
         raise Refused(f"{session.peer} tells no checksums of ranges, so nobody knows what differs: copy all", 404)
 
@@ -49,7 +51,7 @@ def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet
 class Equality:
     """Compare a local image with the remote one of a session, which computes checksums of ranges.
 
-    digest: gets the digests of blocks that are equal, if ranges begin at blocks of the image; None: nobody needs them.
+    `digest`, if it is set, gets the digests of equal blocks. Ranges then have to begin at blocks of the image.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class Equality:
         self._lists_blocks = "checksum_blocks" in session.abilities.features
 
     def find(self, images: list[RemoteImage], within: RangeSet, then: Then = _nothing) -> RangeSet:
-        """Return which bytes of these ranges are equal, in whole blocks from the begin of each.
+        """Return which bytes of these ranges are equal, in whole blocks from the beginning of each range.
 
-        then: makes what each thread calls at once with a unit, and with what of it is equal. Without `checksum_blocks`,
-        of a unit of several blocks all are, or none. Raises LocalError, those of RemoteImage, and what `then` raises.
+        `then` makes the function that each thread calls at once with a unit and its equal ranges. Without
+        `checksum_blocks`, either all blocks of a unit are equal or none. Raises LocalError, as RemoteImage does, and
+        what `then` raises.
         """
         equal, lock = new_ranges(), threading.Lock()
         counter = self._counter
@@ -94,7 +97,7 @@ class Equality:
         return equal
 
     def _units(self, within: RangeSet) -> Iterator[Unit]:
-        """Yield what is to be compared, cut where a range begins and at each multiple of SPAN. Raises LocalError."""
+        """Yield the units to compare. They end where a range ends, and at multiples of SPAN. Raises LocalError."""
         parts = (
             extent._replace(start=begin, length=min(end, limit) - begin, dirty=is_within)
             for extent in self._local.extents()
@@ -106,7 +109,7 @@ class Equality:
                 yield from units(group, least=LEAST if self._lists_blocks else DEFAULT_BLOCK)
 
     def _equal(self, image: RemoteImage, unit: Unit, ours: Digest) -> Iterator[Digested]:
-        """Yield the ranges of a unit that are equal."""
+        """Yield the equal ranges of a unit."""
         part = (unit.start, unit.end - unit.start)
         if self._lists_blocks:
             theirs = image.blocks(ours.algorithm, ours.block_size, part)
@@ -123,7 +126,7 @@ class Equality:
 
 
 def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where a range begins again at each multiple of SPAN, and that multiple behind it."""
+    """Yield, for each part of a range between multiples of SPAN, its start and the next multiple."""
     while start < end:
         limit = (start // SPAN + 1) * SPAN
         yield start, limit
@@ -131,13 +134,13 @@ def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def digested(digest: Digest, start: int, length: int) -> Iterator[Digested]:
-    """Yield what was hashed here of a range."""
+    """Yield the ranges that were hashed here, with their digests."""
     for begin, end, found in digest.listed(length):
         yield start + begin, start + end, None if found is None else found.hex()
 
 
 def told(blocks: Iterable[Block]) -> Iterator[Digested]:
-    """Yield the blocks of a list."""
+    """Yield the blocks of a server's list."""
     return ((block.start, block.start + block.length, block.digest) for block in blocks)
 
 
@@ -151,7 +154,7 @@ class Aligned(NamedTuple):
 
 
 def aligned(ours: Iterator[Digested], theirs: Iterator[Digested]) -> Iterator[Aligned]:
-    """Walk along two lists of the same blocks, and yield ranges."""
+    """Walk along two lists of the same blocks, and yield ranges that are equal or not."""
     mine, other = next(ours, None), next(theirs, None)
     position = mine[0] if mine else 0
     while mine and other:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests: the digests of the blocks of an image in a file, today or in five years (docs/adr/0054)."""
+"""Manifests: files with the digests of an image's blocks, to compare the image with years later (docs/adr/0054)."""
 
 import os
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from .progress import Counter, Phase
 
 #: Bytes of the file that are read or written at a time.
 PIECE = 1 * MiB
-#: The largest image of a manifest, in bytes: that of vhdx. The digests of its zeros take 2 s.
+#: Most bytes of an image in a manifest: the largest vhdx. The digests of its zeros take 2 s.
 MAX_SIZE = 64 * TiB
 
 
 class Manifest:
-    """A file in which the digests of a download are written. It has its name when it is complete.
+    """A file with the digests of a download. It gets its name when it is complete.
 
     Methods raise LocalError.
     """
@@ -33,7 +33,7 @@ class Manifest:
         self._part = PartFile(path)
 
     def write(self, digest: Digest, size: int) -> None:
-        """Write the digests of an image, which has so many bytes, and give the file its name."""
+        """Write the digests of an image of `size` bytes, and give the file its name."""
         listed = ListWriter(BlockListHead(digest.algorithm, digest.block_size, 0))
         for start, end, found in digest.listed(size):
             if found is None:
@@ -47,14 +47,14 @@ class Manifest:
         self._part.publish()
 
     def abandon(self) -> None:
-        """Remove the file, unless it has its name."""
+        """Remove the file, unless it has got its name."""
         self._part.remove()
 
 
 class ManifestComparison:
-    """The comparison of an image with a manifest. size: of the image, in bytes. Raises LocalError.
+    """The comparison of an image of `size` bytes with a manifest. Raises LocalError.
 
-    `head`, `length` and `checksum` are what the manifest tells: what its digests are, of how many bytes, and of all.
+    `head` has the manifest's algorithm and block size, `length` the number of bytes, `checksum` the digest of all.
     """
 
     def __init__(self, path: Path, size: int, counter: Counter) -> None:
@@ -71,7 +71,7 @@ class ManifestComparison:
         return self._different(digested(digest, 0, self._size))
 
     def there(self, session: ClientSession, image: RemoteImage) -> list[tuple[int, int]]:
-        """Return the ranges of a remote image that differ. Raises the errors of RemoteImage."""
+        """Return the ranges of a remote image that differ. Raises as RemoteImage does."""
         algorithm, size = self.head.algorithm, self.head.block_size
         if "checksum_blocks" not in session.abilities.features:
             is_equal = self._size == self.length and image.checksum(algorithm, size)["checksum"] == self.checksum

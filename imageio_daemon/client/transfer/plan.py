@@ -14,19 +14,19 @@ from ...image.extents import Extent
 from ...image.ranges import RangeSet
 from ..stopping import Stop
 
-#: Segments of units that wait in a queue: 100,000 extents of data are planned before half of them are transferred, in
-#: 32 MiB of memory.
+#: Most segments of units that wait in a queue, in 32 MiB of memory. 100,000 extents of data are planned before half of
+#: them are transferred.
 AHEAD = 2**18
-#: A thread takes that share of what waits, so that all end at the same time: 64 MiB over a line that loses 1 % of its
-#: packets took 46 s when each of 4 connections took 32 MiB at a time, since 2 of them had nothing to do.
+#: A thread takes 1/SHARE of what waits, so that all threads end at the same time. 64 MiB over a line that loses 1 % of
+#: its packets took 46 s when each of 4 connections took 32 MiB at a time, because 2 of them had nothing to do.
 SHARE = 8
-#: Seconds between two signs of life on connections for which there is no unit yet: servers and proxies close idle ones
-#: after a minute, or half of one.
+#: Seconds between two signs of life on connections for which there is no unit yet. Servers and proxies close idle ones
+#: after half a minute or a minute.
 IDLE = 20.0
 
 
 class Unit(NamedTuple):
-    """Consecutive blocks from `start` to `end`, in bytes. segments: alternating data and zeros, without gaps."""
+    """Consecutive blocks from `start` to `end`, in bytes. `segments` alternate between data and zeros, without gaps."""
 
     start: int
     end: int
@@ -34,9 +34,9 @@ class Unit(NamedTuple):
 
 
 def units(extents: Iterable[Extent], *, block_size: int = DEFAULT_BLOCK, least: int = DEFAULT_BLOCK) -> Iterator[Unit]:
-    """Yield units of at least `least` bytes of data, and any number of zeros; the last one may be shorter.
+    """Yield units of at least `least` bytes of data, and any number of zeros. The last unit may be shorter.
 
-    Blocks are counted from the begin of the first extent.
+    Blocks are counted from the beginning of the first extent.
     """
     left = iter(extents)
     first = next(left, None)
@@ -66,7 +66,7 @@ def dirty_units(extents: Iterable[Extent]) -> Iterator[Unit]:
 
 
 def units_left(extents: Iterable[Extent], done: RangeSet) -> Iterator[Unit]:
-    """Yield units of what is not done."""
+    """Yield units of the ranges that are not done."""
     return dirty_units(
         extent._replace(start=start, length=end - start, dirty=not is_done)
         for extent in extents
@@ -75,12 +75,12 @@ def units_left(extents: Iterable[Extent], done: RangeSet) -> Iterator[Unit]:
 
 
 def parts_left(unit: Unit, done: RangeSet) -> Iterator[Unit]:
-    """Yield units of what is not done of a unit."""
+    """Yield units of the parts of a unit that are not done."""
     return units_left((Extent(start, length, zero) for start, length, zero in unit.segments), done)
 
 
 def joined(first: Unit, second: Unit) -> Unit:
-    """Return one unit of two, the second of which begins where the first one ends."""
+    """Join two units into one. The second begins where the first one ends."""
     segments = list(first.segments)
     for segment in second.segments:
         _append(segments, segment)
@@ -97,7 +97,7 @@ def data_left(unit: Unit, done: RangeSet) -> int:
 
 
 def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
-    """Yield the extents, with dirty ones extended to whole blocks. block: bytes."""
+    """Yield the extents, with dirty ones extended to whole blocks of `block` bytes."""
     dirty = RangeSet(limit=len(extents) + 1)
     for extent in extents:
         if extent.dirty:
@@ -111,7 +111,7 @@ def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
 
 
 def whole(extents: Iterable[Extent], block: int) -> list[Extent]:
-    """Return the extents, with data extended to whole blocks. block: bytes."""
+    """Return the extents, with data extended to whole blocks of `block` bytes."""
     marked = [extent._replace(dirty=not extent.zero) for extent in extents]
     return [extent._replace(zero=not extent.dirty, hole=False, dirty=False) for extent in widened(marked, block)]
 
@@ -124,7 +124,7 @@ def _blocks(extents: Iterable[Extent], block_size: int) -> Iterator[DataBlock | 
 
 
 def _append(segments: list[Segment], part: Segment) -> None:
-    """Append a segment, joined with the last one if both are data or both zeros, for fewer requests."""
+    """Append a segment. Join it with the last one if both are data or both zeros, for fewer requests."""
     last = segments[-1] if segments else None
     if last and last.zero == part.zero:
         segments[-1] = last._replace(length=last.length + part.length)
@@ -133,12 +133,12 @@ def _append(segments: list[Segment], part: Segment) -> None:
 
 
 class Queue:
-    """Units for several threads: each unit is returned to one of them, in order. Thread-safe.
+    """Units for several threads. Each unit goes to one of them, in order. Thread-safe.
 
-    Units that follow one another are returned as one, of about `portion` bytes of data, while many wait.
+    While many units wait, consecutive ones are joined, to about `portion` bytes of data.
 
-    A thread of its own makes the units, ahead of those that take them: the map of an image may take long to read.
-    planned: called in that thread with each unit, and with None after the last one.
+    Another thread makes the units ahead, because the map of an image may take long to read. This thread calls `planned`
+    with each unit, and with None after the last one.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class Queue:
         self._planned = planned
         self._changed = threading.Condition()
         self._units: collections.deque[Unit] = collections.deque()
-        self._waiting = 0  # segments
+        self._waiting = 0  # number of waiting segments
         self._ended = False
         stop.call(self._wake)
 
     def fill(self) -> None:
-        """Make the units. Raises what the work raises, and Stopped."""
+        """Make the units, until there are no more. Raises what making them raises, and Stopped."""
         for unit in self._work:
             self._planned(unit)
             with self._changed:
@@ -174,9 +174,9 @@ class Queue:
             self._changed.notify_all()
 
     def take(self, idle: Callable[[], object] = lambda: None) -> Iterator[Unit]:
-        """Yield units until there are no more. idle: called every IDLE seconds while none is there yet.
+        """Yield units until there are no more. While there is none yet, call `idle` every IDLE seconds.
 
-        Raises Stopped, and what idle raises.
+        Raises Stopped, and what `idle` raises.
         """
         while True:
             with self._changed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transfer would do, and what it would be refused for. Nothing is changed on either side."""
+"""What a transfer would do, and why it would be refused. Nothing is changed on either side."""
 
 import errno
 import os
@@ -22,12 +22,13 @@ from .transfer_options import Options
 
 @dataclass(frozen=True)
 class Preview:
-    """What a transfer would do. Sizes are in bytes; None: not known, or of no meaning.
+    """What a transfer would do. Sizes are in bytes, and None if they are unknown or have no meaning.
 
-    source, target: as they were named, the server by its address. format: of the local image. data, zero: of `size`, of
-    what would be read. rights: what the ticket allows. target_size: bytes that the target has or may get. room: bytes
-    of data that its storage has free. from_before: bytes that an earlier upload has left, to be compared and not sent.
-    replaces: the local file exists. refused: why the transfer would fail; the first one is what it would say.
+    `source` and `target` are as the user named them, a server by its address. `format` is the local image's. `size` is
+    that of the source, with `data` and `zero` bytes. `rights` are those of the ticket. `target_size` is the size that
+    the target has or may get, and `room` the bytes of data for which its storage has room. `from_before` are bytes that
+    an earlier upload has left, which are compared and not sent. `replaces` tells whether the local file exists.
+    `refused` has the errors with which the transfer would fail, the first one first.
     """
 
     source: str
@@ -46,7 +47,7 @@ class Preview:
 
 
 def preview_upload(source: Source, session: ClientSession, options: Options, *, name: str, format_name: str) -> Preview:
-    """Tell about the upload of an open source. Raises ClientError where nothing could be told."""
+    """Return what the upload of an open source would do. Raises ClientError if that cannot be found out."""
     image = session.open()
     abilities = session.abilities
     limit = image.size() if abilities.max_size is None else abilities.max_size
@@ -76,7 +77,7 @@ def preview_upload(source: Source, session: ClientSession, options: Options, *, 
 
 
 def preview_download(session: ClientSession, chosen: Chosen, *, name: str, format_name: str, dirty: bool) -> Preview:
-    """Tell about a download. What exists is opened, and not written. Raises ClientError as preview_upload()."""
+    """Return what a download would do. Opens an existing target, without writing. Raises as preview_upload()."""
     image = session.open()
     size = image.size()
     knows = "extents" in session.abilities.features
@@ -109,14 +110,14 @@ def preview_download(session: ClientSession, chosen: Chosen, *, name: str, forma
 
 
 def _is_kept(file: Path, *, dirty: bool) -> list[ClientError]:
-    """Return why a file that is there would not be replaced."""
+    """Return why an existing file would not be replaced, if it would not."""
     if dirty:
         return [LocalError(f"{file} exists: what has changed goes into a new image")]
     return [] if os.access(file, os.W_OK) else [LocalError(f"can't write {file}: {os.strerror(errno.EACCES)}")]
 
 
 def _amounts(extents: Iterable[Extent]) -> tuple[int, int]:
-    """Return the bytes of data, and of what reads as zeros."""
+    """Return the bytes of data, and the bytes that read as zeros."""
     data = zero = 0
     for extent in extents:
         if extent.zero:
@@ -140,7 +141,7 @@ def _no_room(source: Source, available: int | None, options: Options) -> list[Cl
 
 
 def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: Options) -> int | None:
-    """Return what earlier uploads have left, as server and states tell it; None: nothing."""
+    """Return how many bytes earlier uploads have left, by the server and state files, or None if there are none."""
     abilities = session.abilities
     if options.restart or abilities.reads_zero:
         return None
@@ -164,7 +165,7 @@ def _does_not_fit(chosen: Chosen, size: int) -> list[ClientError]:
 
 
 def _free(directory: Path) -> int | None:
-    """Return the bytes that are free where a file would be made; None if this user can make none."""
+    """Return the free bytes of a directory, or None if this user can make no file there."""
     try:
         status = os.statvfs(directory)
     except OSError:

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Seconds between two reports: smooth for users, and without measurable cost.
+#: Seconds between two reports, which look smooth and cost nothing measurable.
 INTERVAL = 0.1
-#: Seconds over which the rate is an average: long enough for links that falter.
+#: Seconds over which the rate is an average, long enough for links that falter.
 WINDOW = 10.0
 
 
 class Phase(enum.StrEnum):
-    """What a transfer does.
+    """What a transfer does now.
 
     It reads a source to find its size or a member, compares what an earlier upload has sent, transfers, or verifies at
-    the end. An upload that is an update transfers while it compares.
+    the end. An update transfers while it compares.
     """
 
     READING = "reading"
@@ -29,16 +29,16 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of the image that are done; `elapsed` in seconds.
+    """The progress of a transfer, in bytes of the image. `total` is None while it is not known.
 
-    `data` has gone over the network, or is in a request that is under way, as far as that has gone: a request that
-    fails is taken back. `zero` was zeroed, `skipped` needed neither: it reads as zeros already, or is not dirty.
-    `resumed` was on stable storage from an earlier upload. `durable`: bytes that the next upload would not send, of an
-    upload that can be continued. `rate`: bytes of data per second, of the last WINDOW seconds. `total` is None while it
-    is not known. `checked`: bytes that were read, compared or verified in this phase, of `to_check`; None: not known.
-    `to_move`: bytes of data still to transfer, at most; None until the map of the image is read. `retries`: requests
-    that were sent again; `reason`: why some fail now. `idle`: seconds since anything was done. `ending`: the transfer
-    ends early, by the user or an error, and takes back what its requests had under way.
+    `data` has gone over the network, also in requests that still run; the bytes of a failed request are subtracted.
+    `zero` was zeroed. `skipped` needed neither, because it reads as zeros already, or is not dirty. `resumed` was on
+    stable storage from an earlier upload. `durable` is what the next upload would not send again, if this one can be
+    continued. `rate` is bytes of data per second, over the last WINDOW seconds. `elapsed` is in seconds. `checked`
+    bytes of `to_check` were read, compared or verified in this phase; the latter may be unknown. `to_move` is at most
+    how much data is left to transfer, or None until the map of the image is read. `retries` is the number of requests
+    that were sent again, and `reason` why some fail now. `idle` is the seconds since the last progress. `ending` tells
+    that the transfer ends early, by the user or an error, and subtracts what its requests had sent.
     """
 
     total: int | None = None
@@ -60,7 +60,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Return the bytes that are done."""
+        """Return how many bytes are done."""
         return self.data + self.zero + self.skipped + self.resumed
 
     @property
@@ -70,11 +70,11 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Return the estimated seconds for the data that is left; None without an estimate."""
+        """Return the estimated seconds for the data that is left, if there is an estimate."""
         return self.to_move / self.rate if self.to_move and self.rate else None
 
 
-#: Called every INTERVAL, in the thread that called the library.
+#: A function that is called every INTERVAL, in the thread that has called the library.
 Report = Callable[[Progress], None]
 
 
@@ -95,7 +95,7 @@ class Counter:
         self.total: int | None = None
 
     def moved(self, count: int) -> None:
-        """Count bytes of data that have gone or come; less than 0: that have to go again."""
+        """Count bytes of data that were sent or received. A negative number are bytes that have to be sent again."""
         with self._lock:
             self._data += count
             if count > 0:
@@ -110,7 +110,7 @@ class Counter:
             self._moved_at = time.monotonic()
 
     def plan(self, data: int | None) -> None:
-        """Add bytes of data to those that are to be transferred; None: there are no more."""
+        """Add bytes of data to those to transfer. None tells that there are no more."""
         with self._lock:
             self._planned += data or 0
             self._is_planned = data is None
@@ -121,7 +121,7 @@ class Counter:
             self._spared += data
 
     def begin(self, phase: Phase, to_check: int | None = None) -> None:
-        """Begin a phase, in which so many bytes are checked."""
+        """Begin a phase, in which `to_check` bytes are checked."""
         with self._lock:
             self._phase, self._checked, self._to_check = phase, 0, to_check
 
@@ -151,7 +151,7 @@ class Counter:
             )
 
     def reading(self, read: int, of: int | None) -> None:
-        """Count bytes that were read in all before the transfer."""
+        """Set how many bytes were read before the transfer, and of how many."""
         with self._lock:
             self._phase, self._checked, self._to_check = Phase.READING, read, of
             self._moved_at = time.monotonic()
@@ -167,7 +167,7 @@ class Counter:
 
 
 class Opening:
-    """Report what is read of a source before its transfer, in the thread that reads, every INTERVAL at most."""
+    """Report how much of a source is read before its transfer, in the thread that reads, at most every INTERVAL."""
 
     def __init__(self, counter: Counter, report: Report | None) -> None:
         self._counter = counter
@@ -175,7 +175,7 @@ class Opening:
         self._next = time.monotonic() + INTERVAL
 
     def __call__(self, read: int, of: int | None) -> None:
-        """Count bytes that were read in all, of so many."""
+        """Set how many bytes were read, and of how many."""
         self._counter.reading(read, of)
         if self._report is not None and time.monotonic() >= self._next:
             self._report(self._counter.progress())

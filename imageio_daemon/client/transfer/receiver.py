@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receiving of units of work over one connection: data by GETs of ranges, zeros as the target makes them."""
+"""Receiving of units over one connection: data by GETs of ranges; the target makes zeros itself."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from .zeros import runs
 
 
 class _Part(NamedTuple):
-    """A part of a unit. is_done: it is there from before."""
+    """A part of a unit. `is_done` tells that the target has it from before."""
 
     start: int
     end: int
@@ -26,10 +26,10 @@ class _Part(NamedTuple):
 
 
 class Receiver:
-    """The receiver of one thread. buffer: used by no other thread.
+    """The receiver of one thread, with a buffer that no other thread uses.
 
-    checkpoints: of a target that can be continued. done: what need not be received, because it is there, and `earlier`
-    reads it.
+    `checkpoints` is for a target that can be continued. `done` are the ranges that need not be received, because the
+    target has them; `earlier` reads them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Receiver:
         self._earlier = earlier
 
     def receive(self, unit: Unit, digest: DigestPart | None) -> None:
-        """Make the target read as the image in this unit. digest: of what it reads as. Raises ClientError."""
+        """Make the target read as the image in this unit, and add its bytes to the digest. Raises ClientError."""
         parts = [
             _Part(start, end, zero, is_done)
             for begin, length, zero in unit.segments
@@ -75,7 +75,7 @@ class Receiver:
                 digest.zeros(length)
             elif digest:
                 self._read_again(part, digest)
-        next(pieces, None)  # it ends behind the last one
+        next(pieces, None)  # run the generator to its end
         if digest:
             digest.end()
 
@@ -89,7 +89,7 @@ class Receiver:
             self._written(piece.offset, piece.offset + len(piece.data))
 
     def _read_again(self, part: _Part, digest: DigestPart) -> None:
-        """Add to the digest what is there from before. No piece is in the buffer."""
+        """Add a part that the target has from before to the digest. Call this while no piece is in the buffer."""
         if self._earlier is None:
             raise RuntimeError("nothing is there from before")
         for offset in range(part.start, part.end, len(self._buffer)):

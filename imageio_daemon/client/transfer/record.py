@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what transfers have left on stable storage: that of the server, and files of this host.
+"""Records of what transfers have left on stable storage: the server's, and state files of this host.
 
-What a file tells are claims: the ranges that were flushed. They are proven before they are used.
+A state file has claims, the ranges that were flushed. They are proven before they are used.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from ..unflushed import new_ranges
 
 log = logging.getLogger(__name__)
 
-#: What is compared begins at a multiple of this, in bytes, as the ranges do whose checksum a server computes.
+#: Compared ranges begin at a multiple of this, in bytes, because servers compute checksums of such ranges only.
 ALIGNMENT = 4096
 VERSION = 2
-#: Of the files of uploads and of downloads.
+#: Suffixes of the files of uploads and of downloads.
 UPLOAD, DOWNLOAD = ".upload", ".download"
-#: Largest state file, in bytes. A range takes 30 bytes, and connections work at a few places at a time.
+#: Most bytes of a state file. A range takes 30 bytes, and connections work at a few places at a time.
 MAX_FILE = 4 * 1024**2
-#: States of other URLs that are compared with the target: the newest ones.
+#: Most states of other URLs that are compared with the target: the newest ones.
 MOST_OTHERS = 4
-#: Seconds after which a state that nobody has used is removed, as the records of servers are.
+#: Seconds after which an unused state is removed. Servers remove their records after the same time.
 MOST_AGE = 14 * 24 * 3600.0
 
 
@@ -43,17 +43,18 @@ def aligned(ranges: Iterable[tuple[int, int]]) -> RangeSet:
 
 
 class Claim(NamedTuple):
-    """What a state tells: the (start, end) ranges that are done. same_url: of a transfer with this URL."""
+    """The (start, end) ranges that are done, by a state, and whether it is from a transfer with this URL."""
 
     done: list[tuple[int, int]]
     same_url: bool
 
 
 class States:
-    """The states of transfers of one local image and remote ones of one size: a file for each URL, locked while in use.
+    """The states of transfers between one local image and remote ones of one size.
 
-    The name of a file has hashes of what the local image is (`local`) and of the URL, whose path is a secret. kind:
-    UPLOAD or DOWNLOAD. Methods raise OSError, but for claims().
+    There is a file for each URL, which is locked while it is in use. Its name has hashes of the identity of the local
+    image (`local`) and of the URL, whose path is a secret. `kind` is UPLOAD or DOWNLOAD. Methods except claims() raise
+    OSError.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class States:
         self._kind = kind
         self._local = short_hash(json.dumps([VERSION, dict(local), remote_size], sort_keys=True))
         self._own = directory / f"{self._local}-{short_hash(f'{url.host} {url.port} {url.path}')}{kind}"
-        self._held: tuple[Path, int] | None = None  # a file that is locked, and its descriptor
+        self._held: tuple[Path, int] | None = None  # the locked file, and its descriptor
 
     def claims(self) -> Iterator[Claim]:
-        """Yield what each state tells, that of this URL first, then the newest ones. Those in use are left out.
+        """Yield the claim of each state that is not in use, first that of this URL, then the newest ones.
 
-        The state is locked until the next claim is asked for, and the last one belongs to this transfer.
+        A state is locked until the caller asks for the next one. That at which the caller stops belongs to this
+        transfer.
         """
         for path in [self._own, *self._others()]:
             self.release()
@@ -79,7 +81,7 @@ class States:
         self.release()
 
     def save(self, done: list[tuple[int, int]]) -> None:
-        """Write the state of this transfer, in the place of the one that was claimed. Atomic, by rename(2)."""
+        """Write the state of this transfer, in place of the one it has taken. This is atomic, by rename(2)."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._own.with_name(f"{self._own.name}.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -100,7 +102,7 @@ class States:
         self._held = (self._own, fd)
 
     def remove(self) -> None:
-        """Remove the state of this transfer, and the new one of one that was killed in save()."""
+        """Remove the state of this transfer, also a new one that a transfer killed in save() has left."""
         for path in {self._own, self._held[0] if self._held else self._own}:
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}.new").unlink(missing_ok=True)
@@ -115,12 +117,12 @@ class States:
     def _others(self) -> list[Path]:
         found: list[tuple[float, Path]] = []
         for path in self._directory.glob(f"{self._local}-*{self._kind}"):
-            with contextlib.suppress(OSError):  # a transfer has ended meanwhile
+            with contextlib.suppress(OSError):  # a transfer has ended since
                 found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found, reverse=True) if path != self._own][:MOST_OTHERS]
 
     def _tidy(self) -> None:
-        """Remove states that nobody has used for long."""
+        """Remove states that were not used for MOST_AGE."""
         oldest = time.time() - MOST_AGE
         for path in (path for kind in (UPLOAD, DOWNLOAD) for path in self._directory.glob(f"*{kind}*")):
             with contextlib.suppress(OSError):
@@ -130,9 +132,9 @@ class States:
 
 
 class Record:
-    """What need not be sent again. Why there are two: docs/adr/0037.
+    """What need not be sent again, by the server's record and by a state file. docs/adr/0037 says why there are two.
 
-    on_server: the server has a record for the ticket. states: where this side keeps what is done; None: nowhere.
+    `on_server` tells that the server has a record for the ticket. `states` has the state files, if any.
     """
 
     def __init__(self, *, on_server: bool = False, states: States | None = None) -> None:
@@ -141,11 +143,11 @@ class Record:
 
     @property
     def is_kept(self) -> bool:
-        """Tell whether the next transfer can go on where this one ends."""
+        """Tell whether the next transfer can continue where this one ends."""
         return self._on_server or self._states is not None
 
     def durable(self, image: RemoteImage) -> RangeSet:
-        """Return what the server has in its record now; nothing if there is none. Raises as RemoteImage does."""
+        """Return the ranges in the server's record, if there is one. Raises as RemoteImage does."""
         if not self._on_server:
             return new_ranges()
         try:
@@ -158,12 +160,12 @@ class Record:
         return new_ranges((extent.start, extent.end) for extent in extents if extent.durable)
 
     def claims(self) -> Iterator[Claim]:
-        """Yield what transfers of this host have moved, perhaps of these images; see States.claims()."""
+        """Yield the claims of transfers of this host, perhaps of these images; see States.claims()."""
         if self._states:
             yield from self._states.claims()
 
     def save(self, durable: list[tuple[int, int]]) -> None:
-        """Write the file. A transfer whose file cannot be written goes on without it."""
+        """Write the file. If that fails, the transfer goes on without it."""
         if self._states:
             try:
                 self._states.save(durable)
@@ -172,7 +174,7 @@ class Record:
                 self._states = None
 
     def discard(self) -> None:
-        """Remove the file, so that the next transfer begins anew."""
+        """Remove the file, so that the next transfer starts from the beginning."""
         if self._states:
             try:
                 self._states.remove()
@@ -186,7 +188,7 @@ class Record:
             self._states.release()
 
     def close(self) -> None:
-        """Discard the record for good, because the storage may have lost what it tells."""
+        """Discard the record for good, because the storage may have lost recorded bytes."""
         self.discard()
         self._states = None
         self._on_server = False
@@ -197,21 +199,21 @@ def _not_kept(error: OSError) -> str:
 
 
 def default_directory() -> Path | None:
-    """Return where states are kept: the XDG Base Directory Specification 0.8. None: this user has no home."""
+    """Return where states are kept (XDG Base Directory Specification 0.8), or None if this user has no home."""
     told = os.environ.get("XDG_STATE_HOME", "")
     home = Path(told if told.startswith("/") else os.path.expanduser("~/.local/state"))
     return home / "imageio-client" if home.is_absolute() else None
 
 
 def state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the directory in which a transfer keeps its state; None if it keeps none. True: that of this user."""
+    """Return the directory for a transfer's state, or None if it keeps none. True stands for this user's directory."""
     if isinstance(state, str | os.PathLike):
         return Path(state)
     return default_directory() if state else None
 
 
 def _lock(path: Path) -> int:
-    """Open and lock a file. Raises OSError, also if it is in use or was replaced meanwhile."""
+    """Open and lock a file. Raises OSError, also if it is in use or was replaced since."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, fd)

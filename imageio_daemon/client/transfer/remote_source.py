@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of a server as the source of an upload to another one: nothing of it is on a local disk."""
+"""An image of a server as the source of an upload to another server, without a copy on a local disk."""
 
 import contextlib
 import hashlib
@@ -19,9 +19,9 @@ from .plan import Unit, widened
 
 
 class RemoteSource:
-    """A remote image that several threads read, each over a connection of its own while it does.
+    """A remote image that several threads read, each over its own connection while it reads.
 
-    session: closed with the source. Methods raise the errors of RemoteImage.
+    The source closes the session. Methods raise as RemoteImage does.
     """
 
     is_stream = False
@@ -41,12 +41,12 @@ class RemoteSource:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """Return the server and the image. Nobody sees whether it has changed: what is claimed is proven."""
+        """Return server and image. These do not show a change of the image, so claims are always proven."""
         url = self._session.url
         return {"server": f"{url.host}:{url.port}", "path": hashlib.sha256(url.path.encode()).hexdigest()}
 
     def extents(self) -> Iterator[Extent]:
-        """Yield all extents in order, without gaps, as of this moment."""
+        """Yield all present extents in order, without gaps."""
         if self._knows_extents:
             with self._connection() as image:
                 yield from image.extents()
@@ -59,7 +59,7 @@ class RemoteSource:
             image.read_into(offset, buffer)
 
     def hash_unit(self, unit: Unit, digest: Digest, index: int) -> bool:
-        """Add the blocks of a unit, as the server tells their digests. False: it does not, so they have to be read."""
+        """Add the digests of a unit's blocks, from the server. Return False if the server does not list digests."""
         if not self._lists_blocks:
             return False
         size = digest.block_size
@@ -71,7 +71,7 @@ class RemoteSource:
         return True
 
     def unchanged(self) -> RangeSet | None:
-        """Return the blocks in which nothing has changed since the server's checkpoint; None: it does not know."""
+        """Return the blocks that have not changed since the server's checkpoint, or None if it does not know."""
         if not self._knows_extents:
             return None
         try:
@@ -90,7 +90,7 @@ class RemoteSource:
                 raise LocalError(f"the image at {self._session.peer} has another size than it had: start anew")
 
     def stop(self) -> None:
-        """Make reads that wait raise Stopped."""
+        """Make waiting reads raise Stopped."""
         self._session.stop.stop()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the storage of the target has room for the data, before the first byte is sent."""
+"""Check that the storage of the target has room for the data, before the first byte is sent."""
 
 from ...commands.amounts import human
 from ..errors import NoRoom
@@ -7,9 +7,9 @@ from ..local.source import Source
 
 
 def check_room(source: Source, available: int) -> None:
-    """Compare the data of the source with the bytes of data that the target may have.
+    """Raise NoRoom if the source has more data than the `available` bytes for the target. Raises LocalError.
 
-    Zeros inside of data count as data: nobody knows them before they were read. Raises NoRoom, LocalError.
+    Zeros inside data count as data, because they are unknown before they are read.
     """
     if source.size <= available:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of all connections of a transfer on the units of a queue."""
+"""All connections of a transfer at work on the units of a queue."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,17 +12,17 @@ from . import workers
 from .memory import new_buffer
 from .plan import Queue, Unit
 
-#: Bytes of the longest request and of each connection's buffer. Processor seconds for 1 GiB over TLS, client and
-#: server, on a busy machine: 1.76 + 1.85 with 1 MiB, 1.69 + 1.90 with 4 MiB, 1.85 + 1.97 with 8 MiB. That is no
-#: difference, and longer requests wait for fewer answers.
+#: Most bytes of a request, and bytes of each connection's buffer. Processor seconds of client and server for 1 GiB over
+#: TLS, on a busy machine: 1.76 + 1.85 with 1 MiB, 1.69 + 1.90 with 4 MiB, 1.85 + 1.97 with 8 MiB. That is about the
+#: same, and with longer requests there are fewer waits for answers.
 BUFFER_SIZE = 8 * MiB
 
-#: Makes what a thread does with each unit, of its connection and its buffer.
+#: A function that returns, for a thread's connection and buffer, the function that the thread calls with each unit.
 Worker = Callable[[RemoteImage, memoryview], Callable[[Unit], None]]
 
 
 class RunQueue(Protocol):
-    """Do all units of a queue, on all connections."""
+    """A function that does all units of a queue on all connections."""
 
     def __call__(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None: ...
 
@@ -35,7 +35,7 @@ def run_all(
     tick: Callable[[], None],
     buffer_size: int = BUFFER_SIZE,
 ) -> None:
-    """Do all units of the queue, with a thread and a worker of its own for each connection. Raises as workers.run()."""
+    """Do all units of the queue. Each connection has its own thread and worker. Raises as workers.run()."""
 
     def work(image: RemoteImage) -> None:
         do = worker(image, new_buffer(buffer_size))

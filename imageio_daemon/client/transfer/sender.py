@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending of units of work over one connection: data by PUT, zeros by the longest possible requests to zero."""
+"""Sending of units over one connection: data by PUT, zeros by the longest possible requests to zero."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +20,14 @@ from .progress import Counter
 from .wire_compression import Choice, Compressor
 from .zeros import runs
 
-#: Bytes of the first request for data, or of the first ones that go together. The next ones are twice as long after one
-#: that took less than SHORT seconds, and half as long after one that took more than LONG: a request that is interrupted
-#: is sent again as a whole, and a slow link shall not lose more than some seconds by it.
+#: Bytes of the first request with data, or of the first ones that are sent together. After a request of less than SHORT
+#: seconds the next one is twice as long, after one of more than LONG half as long. An interrupted request is sent again
+#: as a whole, which must not cost a slow link more than some seconds.
 FIRST_REQUEST = 1 * MiB
 LEAST_REQUEST = 256 * KiB
 SHORT = 0.5
 LONG = 2.0
-#: In memory, pieces begin at a multiple of this, in bytes, for sources with direct I/O.
+#: Alignment of pieces in memory, in bytes, for sources with direct I/O.
 ALIGNMENT = 4096
 
 
@@ -35,10 +35,10 @@ ALIGNMENT = 4096
 class Sending:
     """What all threads of an upload send, and how.
 
-    done: what need not be sent. skip_zeros: the target reads as zeros already. digest: of what is sent and done.
-    comparison: of what is done, for sources that are read once: it is compared when they are. choice: whether data is
-    compressed; None: it never is. part: returns ranges of the source that the kernel sends; None, and with a choice:
-    they have to be read.
+    `done` are the ranges that need not be sent. With `skip_zeros`, the target reads as zeros already. `digest` gets
+    what is sent and what is done. `comparison` is for sources that are read once: what is done is compared when it is
+    read. `choice` decides whether data is compressed; without it, none is. `part` returns ranges of the source that the
+    kernel sends. Without it, or with a choice, the data has to be read.
     """
 
     source: Source
@@ -53,12 +53,12 @@ class Sending:
     part: Callable[[int, int], FilePart] | None
 
     def worker(self, image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-        """Return what sends units in a thread with this connection and buffer."""
+        """Return the function that sends units in a thread with this connection and buffer."""
         return Sender(self, image, buffer).send
 
 
 class Sender:
-    """The sender of one thread. buffer: used by no other thread, its length is that of the longest request."""
+    """The sender of one thread, with a buffer that no other thread uses, as long as the longest request."""
 
     def __init__(self, sending: Sending, image: RemoteImage, buffer: memoryview) -> None:
         self._source = sending.source
@@ -74,8 +74,8 @@ class Sender:
         self._compressor = None if sending.choice is None else Compressor(sending.choice)
         self._part = sending.part if sending.choice is None else None
         self._request = min(FIRST_REQUEST, len(buffer))
-        self._data: list[Piece | FilePiece] = []  # not sent yet, in the buffer or in the file
-        self._filled = 0  # bytes of the buffer in use, or of the file in their place
+        self._data: list[Piece | FilePiece] = []  # pieces that are not sent yet, in the buffer or in the file
+        self._filled = 0  # bytes of the buffer in use, or bytes of these pieces of the file
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
     def send(self, unit: Unit) -> None:
@@ -99,7 +99,7 @@ class Sender:
             digest.end()
 
     def _pass(self, start: int, end: int, digest: DigestPart | None, *, zero: bool) -> None:
-        """Count what is done. Read it if a digest needs it, and if the source must be read in order."""
+        """Count a range that is done. Read it if a digest needs it, or if the source must be read in order."""
         if zero and digest:
             digest.zeros(end - start)
         elif self._comparison:
@@ -115,7 +115,7 @@ class Sender:
         self._counter.add(resumed=end - start)
 
     def _contents(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece | FilePiece]:
-        """Yield pieces of a range that is to be sent: in memory, or in the file."""
+        """Yield pieces of a range to send, in memory or in the file."""
         if self._part is None:
             yield from self._pieces(start, end, digest)
             return
@@ -123,7 +123,7 @@ class Sender:
             yield FilePiece(offset, self._part(offset, length))
 
     def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece]:
-        """Read a range, and yield its pieces, behind what waits in the buffer."""
+        """Read a range, and yield its pieces. They are put into the buffer after waiting pieces."""
         for offset, length in self._ranges(start, end):
             data = self._buffer[self._filled : self._filled + length]
             self._source.read(offset, data)
@@ -132,7 +132,7 @@ class Sender:
             yield Piece(offset, data)
 
     def _ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield offsets and lengths of pieces: those that requests have now, together with what waits."""
+        """Yield offset and length of pieces that, with the waiting ones, are as long as a request is now."""
         while start < end:
             most = self._request if self._compressor is None else min(self._request, self._compressor.choice.most)
             length = min(most, end - start)
@@ -142,7 +142,7 @@ class Sender:
             start += length
 
     def _add_data(self, piece: Piece | FilePiece) -> None:
-        """Let what is not zero wait, to be sent together with what comes next."""
+        """Let the parts of a piece that are not zero wait, to send them together with the next ones."""
         offset, data = piece
         found = list(runs(data, offset))
         for run in found:
@@ -168,11 +168,11 @@ class Sender:
             self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
 
     def _write(self, pieces: Sequence[Piece | FilePiece], size: int) -> None:
-        """Send pieces, compressed if that is faster."""
+        """Send pieces, compressed if the choice says so."""
         compressor = self._compressor
         started = time.monotonic()
         compressed = None
-        if compressor:  # then all are in memory
+        if compressor:  # with a compressor, all pieces are in memory
             compressed = compressor.compress([piece for piece in pieces if isinstance(piece, Piece)])
         as_they_are = self._image.write(compressed or pieces, self._counter.moved)
         if compressor and not as_they_are:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transfers are asked for, and what an upload returns."""
+"""The options of transfers, and the result of an upload."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,14 @@ from .wire_compression import Compression
 class Options:
     """How to upload.
 
-    verify: let the server compare the image with the checksum of what was read; where it can finalize, nothing can
-    change it through this ticket any more then. restart: send all, whatever earlier uploads have sent. compare_all:
-    compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
-    sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
-    room_check: end before the first byte if the storage of the target is too small. wire_compression: of data on its
-    way, where the server takes it; never over a unix socket. update: send only what differs, by the digests of both
-    sides, and verify. base: the digest of what a source with a bitmap was when that began, of which the target may be a
-    copy; None: nobody knows.
+    With `verify`, the server compares the image with the checksum of what was read. If it can finalize, nothing can
+    then change the image through this ticket any more. With `restart`, send all, whatever earlier uploads have sent.
+    With `compare_all`, compare everything that the server has recorded of them, not a sample. `state` is the directory
+    of files that tell what was sent by other tickets, and to servers without a record; with None there are no such
+    files. `checkpoint` is the seconds between two flushes. With `room_check`, fail before the first byte if the storage
+    of the target is too small. `wire_compression` is for servers that can decode, never over a unix socket. With
+    `update`, send only what differs by the digests of both sides, and verify. `base` is the digest that a source with a
+    bitmap had when the bitmap began, if it is known; the target may be a copy of that.
     """
 
     verify: bool = False
@@ -38,9 +38,10 @@ class Options:
 class DownloadOptions:
     """How to download.
 
-    dirty: transfer and write only the extents that have changed since the server's checkpoint. verify: compare the
-    checksum of what was received, or was there, with the server's. restart, state, checkpoint: as of Options. manifest:
-    the file that gets the digests, with verify. update: receive only what differs from the target that is there.
+    With `dirty`, transfer and write only the extents that have changed since the server's checkpoint. With `verify`,
+    compare the checksum of the result with the server's. `restart`, `state` and `checkpoint` are as in Options.
+    `manifest` is the file that gets the digests, with `verify`. With `update`, receive only what differs from the
+    existing target.
     """
 
     dirty: bool = False
@@ -56,8 +57,8 @@ class DownloadOptions:
 class Uploaded:
     """The result of an upload.
 
-    local: it used the server's unix socket. checksum: if it was verified. verified: what a server that finalizes has
-    compared, `read` back from storage, or as it was `received`.
+    `local` tells that it used the server's unix socket. `checksum` is set if the image was verified. `verified` tells
+    what a server that finalizes has compared: the image `read` back from storage, or the bytes as `received`.
     """
 
     progress: Progress
@@ -67,5 +68,5 @@ class Uploaded:
     verified: str | None = None
 
 
-#: What is asked for if nothing is said.
+#: The options by default.
 DEFAULTS = Options()

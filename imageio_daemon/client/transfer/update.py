@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An update: the blocks of both sides are compared, and those that differ are sent meanwhile."""
+"""An update: the blocks of both sides are compared, and those that differ are sent at the same time."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,9 @@ from .sender import Sending
 
 
 def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Sending) -> None:
-    """Make the target read as the source. A block is sent by the thread that has found it different, at once.
+    """Make the target read as the source. A thread that finds a block different sends it at once. Raises ClientError.
 
-    So the link is used while both sides hash: 1 % of an image goes in a tenth of the time that they need.
-    Raises ClientError.
+    So the link is used while both sides hash. Sending 1 % of an image takes a tenth of the time of hashing all of it.
     """
     counter = sending.counter
 
@@ -24,7 +23,7 @@ def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Se
 
         def send_rest(unit: Unit, equal: RangeSet) -> None:
             counter.add(resumed=equal.size())
-            # What is equal is the content, wherever the server has it: the next flush confirms it, too.
+            # Equal blocks may be in the server's memory only. The next flush confirms them, too.
             for start, end in equal.pieces():
                 sending.checkpoints.sent(image, start, end, image.restarts_before)
             for part in parts_left(unit, equal):

@@ -33,12 +33,12 @@ from .wire_compression import choice_for
 
 log = logging.getLogger(__name__)
 
-#: Attempts to get all data confirmed by a flush. One succeeds if no connection is lost before its flush.
+#: Most attempts to have a flush confirm all data. One succeeds if no connection is lost before its flush.
 ROUNDS = 4
 
 
 class Upload:
-    """One upload. counter: has counted what was read of the source before."""
+    """One upload. `counter` has counted what was read of the source before."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Upload:
         self._target_size = 0
         self._finalized = False
         self._goes_on = False
-        self._is_part = False  # the target is larger
-        self._is_compared = False  # the digest has what is done
+        self._is_part = False  # whether the target is larger than the source
+        self._is_compared = False  # whether the digest has the ranges that are done
         self._checkpoints = self._new_checkpoints()
         self._report = report
         self._counter = counter or Counter()
@@ -78,10 +78,9 @@ class Upload:
         )
 
     def run(self) -> Uploaded:
-        """Upload the image; return when it is on stable storage and, if asked for, verified.
+        """Upload the image. Return when it is on stable storage and, if asked for, verified. Raises ClientError.
 
-        If interrupted, and if the storage has no room for more, it flushes and saves the record first. Raises
-        ClientError.
+        If the upload is interrupted, or if the storage has no more room, flush and save the record first.
         """
         try:
             return self._upload()
@@ -117,22 +116,22 @@ class Upload:
     def _connections(self) -> int:
         """Return the number of connections, each with a thread that reads and then writes.
 
-        With another server as the source there are twice as many, if the server allows them: half of them read while
-        the others write. 128 MiB over TLS and a link of 300 Mbit/s took 5.1 to 5.4 s with 4, and 4.4 s with 8, where a
-        download takes 3.9 s. On one host nothing waits for a link.
+        With another server as the source there are twice as many, if the server allows it, so that half of them read
+        while the others write. 128 MiB over TLS and a link of 300 Mbit/s took 5.1 to 5.4 s with 4, and 4.4 s with 8,
+        where a download takes 3.9 s. On one host nothing waits for a link.
         """
         most = self._session.abilities.max_writers
         count = self._session.connections(most)
         return min(2 * count, most) if isinstance(self._source, RemoteSource) and not self._session.is_local else count
 
     def _continue(self, images: list[RemoteImage]) -> None:
-        """Find and prove what earlier uploads have left. Raises StateMismatch."""
+        """Find what earlier uploads have left, and prove it. Raises StateMismatch."""
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
         if self._options.update:
             self._begin_update(images)
             return
-        # Nobody can see whether a block device was changed.
+        # Nothing shows whether a block device was changed.
         compare_all = self._options.compare_all or self._source.identity is None
         earlier = Earlier(self._source, self._session, self._record, self._counter, self._run, self._target_size)
         found = earlier.find(images, self._done, compare_all=compare_all)
@@ -142,7 +141,7 @@ class Upload:
         self._checkpoints = self._new_checkpoints()
 
     def _begin_update(self, images: list[RemoteImage]) -> None:
-        """Find what a bitmap proves to be equal already. Raises Refused, FlushFailed."""
+        """Find what is equal already, by the bitmap of the source. Raises Refused, FlushFailed."""
         require_ranges(self._session)
         self._is_compared = True
         base, source = self._options.base, self._source
@@ -151,13 +150,13 @@ class Upload:
             self._checkpoints = self._new_checkpoints()
 
     def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
-        """Send all but what is done."""
+        """Send all except what is done."""
 
         def planned(unit: Unit | None) -> None:
             counter.plan(unit and data_left(unit, done))
 
         extents = self._source.extents()
-        # All of a stream is read, and all that a digest lacks.
+        # All of a stream is read, and everything that a digest lacks.
         passes = self._source.is_stream or (digest and not self._is_compared) or not done.size()
         if not passes:
             counter.add(resumed=done.size())
@@ -182,7 +181,7 @@ class Upload:
         )
 
     def _part(self) -> Callable[[int, int], FilePart] | None:
-        """Return what makes ranges for the kernel to send; None: TLS needs the data, or it is not in the page cache."""
+        """Return a function that makes ranges for the kernel to send. None with TLS, or past the page cache."""
         source = self._source
         return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
 
@@ -223,16 +222,16 @@ class Upload:
         return image
 
     def _load(self, image: RemoteImage) -> None:
-        """Learn what the server has recorded, and where this side keeps what is done. Raises as RemoteImage does."""
+        """Load the server's record, and find where this side keeps its own. Raises as RemoteImage does."""
         abilities, options, identity = self._session.abilities, self._options, self._source.identity
-        # A source that is read once is compared by checksums on the way.
+        # A source that is read once is compared by checksums while it is read.
         needed = {"durable", "checksum_range"} if self._source.is_stream else {"durable"}
         states = None
         if options.state is not None and identity is not None:
             self._target_size = image.size()
             states = States(options.state, identity, self._session.url, self._target_size)
         self._record = Record(on_server=needed <= abilities.features, states=states)
-        # A target that reads as zeros is a new one with the same URL.
+        # A target that reads as zeros is a new image with the same URL.
         self._goes_on = not options.restart and not abilities.reads_zero
         if self._goes_on:
             self._done = aligned(
@@ -247,10 +246,10 @@ class Upload:
         return RemoteCheckpoints(self._session, self._record, self._done, interval, once=once)
 
     def _probe(self, image: RemoteImage) -> None:
-        """Zero the last byte, so that a too small target fails at once and not at the end. An update has its size.
+        """Zero the last byte, so that a too small target fails now and not at the end. An update's target has the size.
 
-        Raises ChecksumMismatch if what is to be verified is not the whole target, and the server has no checksum of
-        a part.
+        Raises ChecksumMismatch if only a part of the target can be verified, and the server computes no checksums of
+        parts.
         """
         last = self._source.size - 1
         if last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of a whole image at the end of its upload: what was read here, and what the server reads back."""
+"""The comparison at the end of an upload: of what was read here with what the server reads back."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from ..stopping import Stop
 from .digest import Digest
 from .progress import Counter, Phase
 
-#: Seconds between two questions how far a server is.
+#: Seconds between two questions about the server's progress.
 POLL = 1.0
-#: Most blocks whose digests are sent, so that the server can tell which differ: 1 MiB of JSON, images of 58 GiB.
+#: Most blocks whose digests are sent, so that the server can tell which differ: 1 MiB of JSON, for 58 GiB.
 MAX_BLOCKS = 15_000
 #: Most ranges that a message names.
 MAX_NAMED = 4
@@ -22,8 +22,8 @@ MAX_NAMED = 4
 def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *, verify: bool) -> bool:
     """Tell whether an earlier upload was complete, and only its answer was lost.
 
-    verify: it can be compared. Raises Refused if the ticket may not write, now or ever; StorageFailed if nothing would
-    be on stable storage; the errors of RemoteImage.
+    `verify` tells that the image will be compared. Raises as RemoteImage does, Refused if the ticket may not write, now
+    or ever, and StorageFailed if nothing would be put on stable storage.
     """
     if "finalize" in session.abilities.features and "zero" not in session.abilities.features:
         wait(image, image.finalize_state(), counter, session.stop)
@@ -43,9 +43,9 @@ def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *
 def prove(
     image: RemoteImage, digest: Digest, part: tuple[int, int] | None, session: ClientSession, counter: Counter
 ) -> str | None:
-    """Let the server finalize if it can, or compare; return what it has compared, as finalize() does; None: a checksum.
+    """Have the server finalize if it can, and return what finalize() returns. Otherwise verify(), and return None.
 
-    part: as of verify(). Raises as both do.
+    `part` is as for verify(). Raises as both do.
     """
     counter.begin(Phase.VERIFYING)
     if part is None and "finalize" in session.abilities.features:
@@ -55,9 +55,9 @@ def prove(
 
 
 def verify(image: RemoteImage, digest: Digest, part: tuple[int, int] | None = None) -> None:
-    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of RemoteImage.
+    """Compare the digest with the server's checksum. Raises ChecksumMismatch, and as RemoteImage does.
 
-    part: offset and length of what is compared, in bytes; None: the whole image.
+    `part` is offset and length of the part to compare, in bytes; the default is the whole image.
     """
     theirs = image.checksum(digest.algorithm, digest.block_size, part)["checksum"]
     if theirs != digest.hexdigest():
@@ -65,9 +65,9 @@ def verify(image: RemoteImage, digest: Digest, part: tuple[int, int] | None = No
 
 
 def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -> str:
-    """Let the server flush, compare and make the ticket read-only; return what it has compared, `read` or `received`.
+    """Have the server flush, compare and make the ticket read-only. Return what it has compared, `read` or `received`.
 
-    Raises ChecksumMismatch, ServerFailed, the errors of RemoteImage, Stopped.
+    Raises ChecksumMismatch, ServerFailed, Stopped, and as RemoteImage does.
     """
     while True:
         report = wait(image, image.finalize(_expected(digest)), counter, stop)
@@ -77,12 +77,12 @@ def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -
             return verified
         if report.get("state") == "failed":
             raise ServerFailed(f"the server could not verify the image: {report.get('reason')}")
-        if report.get("state") != "open":  # open: it was restarted
+        if report.get("state") != "open":  # "open" if the server was restarted
             raise ServerFailed("the server sent a malformed report of the verification")
 
 
 def wait(image: RemoteImage, report: dict[str, Any], counter: Counter, stop: Stop) -> dict[str, Any]:
-    """Wait for the end of a verification, and return its report. Raises the errors of RemoteImage, Stopped."""
+    """Wait for the end of a verification, and return its report. Raises Stopped, and as RemoteImage does."""
     while report.get("state") == "verifying":
         done, size = report.get("done"), report.get("size")
         if type(done) is int and type(size) is int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compression of data on its way to a server that decodes zstd (docs/images-api.md, "Compressed").
 
-Whether it pays depends on the data, on the link, on both hosts and on what else they do. So what requests take is
-measured, with and without compression.
+Whether it is faster depends on the data, on the link, on both hosts and on what else they do. So the time of requests
+is measured, with and without compression.
 """
 
 import enum
@@ -19,38 +19,40 @@ from ..server.session import ClientSession
 
 #: The name of the coding (RFC 9659).
 ENCODING = "zstd"
-#: Level 1 is the one for links. Data of a Linux /usr, without holes, one thread on a busy machine: level -1 530 MB/s,
-#: ratio 2.4; 1: 580, 2.7; 2: 410, 2.9; 3: 270, 3.0.
+#: The level of compression. One thread, on a busy machine, compressed the data of a Linux /usr without holes at 530
+#: MB/s with a ratio of 2.4 at level -1; 580 MB/s and 2.7 at 1; 410 MB/s and 2.9 at 2; 270 MB/s and 3.0 at 3.
 LEVEL = 1
-#: Data that gets less than this many times smaller is sent as it is.
+#: Data that compresses by less than this ratio is sent as it is.
 LEAST_RATIO = 1.1
-#: After such a piece, and after one that was sent no faster, so many are not compressed that this part of the time of
-#: sending is spent in vain. A link of 1 Gbit/s tries the next piece but one, and finds those files of a /usr that get
-#: smaller. On one host, 1.2 GiB that are sent in 1.3 s took a fifth more of the client's processor time without it.
+#: Most part of the time of sending that is spent on useless compression. After a piece that did not become smaller, or
+#: was sent no faster, as many pieces are not compressed as this needs. On a link of 1 Gbit/s, every other piece is
+#: tried, which finds the files of a /usr that become smaller. Without this, 1.2 GiB sent in 1.3 s on one host took a
+#: fifth more of the client's processor time.
 IN_VAIN = 0.01
 MOST_SKIPPED = 64
-#: Compression has to make sending this many times as fast: it costs processor time on both hosts.
+#: Compression has to make sending this many times as fast, because it costs processor time on both hosts.
 LEAST_GAIN = 1.1
-#: After so many pieces the other way is measured again: at first, while pieces get longer and the window of TCP opens,
-#: and later, after as many doublings.
+#: Pieces after which the other way is measured again. There are few at first, while pieces get longer and the window of
+#: TCP opens. Their number doubles each time, up to TRY_EACH.
 FIRST_TRY, TRY_EACH = 8, 64
-#: Pieces in a row that are sent the other way then, one for each connection: a single one among others that are sent
-#: differently has more or less of the link and of the processors than it would have.
+#: Pieces in a row that are then sent in the other way, one for each connection. A single one among pieces sent
+#: otherwise would have more or less of the link and of the processors than usual.
 TRIED = 4
-#: Most bytes of a piece that is tried. Longer ones that wait already go in the better way: 1.2 GiB of files of a /usr
-#: over TLS on one host took a quarter more of the client's processor time when they were tried, too.
+#: Most bytes of a piece that is tried. Longer ones that wait already are sent in the better way. When they were tried,
+#: too, 1.2 GiB of files of a /usr over TLS on one host took a quarter more of the client's processor time.
 TRIED_LENGTH = 1 * MiB
 UNLIMITED = 1 * GiB
-#: Seconds without compression after a server had no memory to decode: for so long it has less for who was cut off.
+#: Seconds without compression after a server had no memory to decode. The server has less for a client that it has cut
+#: off, for the same time.
 REFUSED_FOR = 10.0
 #: Pieces that are measured in each way at first.
 FIRST = 2
-#: Of a new measurement, in what is known.
+#: The weight of a new measurement in the average.
 WEIGHT = 0.5
 
 
 class Compression(enum.StrEnum):
-    """Whether data is compressed on the wire: if that is faster, each piece, or none."""
+    """Whether data is compressed on the wire: where that is faster, always, or never."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -59,7 +61,7 @@ class Compression(enum.StrEnum):
 
 @dataclass
 class _Way:
-    """How fast data is sent in one way: bytes per second of one connection, by so many pieces."""
+    """How fast data is sent in one way, in bytes per second of one connection, and the number of measured pieces."""
 
     rate: float = 0.0
     pieces: int = 0
@@ -80,17 +82,17 @@ class Choice:
         self._since_try = 0
         self._try_each = FIRST_TRY
         self._left_to_try = 0
-        self._tried = False  # the way that is tried
+        self._tried = False  # the way that is tried: with compression or not
         self._refused_until = 0.0
 
     @property
     def most(self) -> int:
-        """Return the most bytes of the pieces that are sent together next."""
+        """Return how many bytes the next pieces that are sent together may have."""
         with self._lock:
             return TRIED_LENGTH if self._is_trying and not self._skip else UNLIMITED
 
     def compresses(self, length: int) -> bool:
-        """Decide for the next pieces. length: bytes."""
+        """Decide whether to compress the next pieces, of `length` bytes."""
         if time.monotonic() < self._refused_until:
             return False
         if self._mode is not Compression.AUTO:
@@ -106,7 +108,7 @@ class Choice:
 
     @property
     def _is_better(self) -> bool:
-        """Whether compression is."""
+        """Tell whether compression is the better way."""
         return self._compressed.rate >= LEAST_GAIN * self._plain.rate
 
     @property
@@ -129,7 +131,7 @@ class Choice:
         return self._tried
 
     def sent(self, length: int, seconds: float, compressing: float | None = None) -> None:
-        """Note how long pieces took, and what of that their compression took; None: they were not compressed."""
+        """Note how long pieces took. `compressing` is the part of their compression, or None if there was none."""
         with self._lock:
             if seconds > 0:
                 (self._plain if compressing is None else self._compressed).measured(length / seconds)
@@ -141,17 +143,17 @@ class Choice:
         self._refused_until = time.monotonic() + REFUSED_FOR
 
     def in_vain(self, length: int, seconds: float) -> None:
-        """Note that pieces were compressed in vain, and how long that took."""
+        """Note that compressing pieces did not make them smaller, and how long it took."""
         with self._lock:
             self._skip_some(length, seconds)
 
     def _skip_some(self, length: int, seconds: float) -> None:
-        # In AUTO mode the first piece goes as it is, so its rate is known.
+        # In AUTO mode the first piece is sent as it is, so the rate is known.
         self._skip = min(math.ceil(seconds * self._plain.rate / (IN_VAIN * length)), MOST_SKIPPED)
 
 
 def choice_for(session: ClientSession, mode: Compression) -> Choice | None:
-    """Return what decides whether data for a server is compressed; None: it never is."""
+    """Return the choice of compression for data to a server, or None if it is never compressed."""
     if mode is Compression.NEVER or session.is_local or ENCODING not in session.abilities.encodings:
         return None
     return Choice(mode)
@@ -162,11 +164,11 @@ class Compressor:
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-        self._seconds: float | None = None  # that the last pieces took; None: they go as they are
+        self._seconds: float | None = None  # the time of the last compression, or None if there was none
         self._encoder = local.zstd.ZstdCompressor(level=LEVEL)
 
     def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
-        """Return pieces that are sent together, each as a frame of zstd; None: they are to be sent as they are."""
+        """Return the pieces, each as a frame of zstd, or None if they should be sent as they are."""
         self._seconds = None
         length = sum(len(piece.data) for piece in pieces)
         if not self.choice.compresses(length):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that work for the one that calls. They end together, and the error of one stops the others."""
+"""Threads that work for the calling thread. They end together, and an error of one stops the others."""
 
 import contextlib
 import signal
@@ -18,32 +18,32 @@ _T = TypeVar("_T")
 
 
 class _Call(Generic[_T]):
-    """A call in a thread of its own, which is put into `ended` at its end."""
+    """A call in its own thread, which puts itself into `ended` at its end."""
 
     def __init__(self, function: Callable[[], _T], ended: "SimpleQueue[_Call[_T] | None]") -> None:
         self._function = function
         self._ended = ended
-        self.results: list[_T] = []  # of one, or none if it raised
+        self.results: list[_T] = []  # one result, or none if the call raised
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="transfer")
 
     def _run(self) -> None:
         try:
             self.results.append(self._function())
-        except BaseException as e:  # noqa: BLE001 - it is raised by run()
+        except BaseException as e:  # noqa: BLE001 - run() raises it
             _clear_frames(e)
             self.error = e
         self._ended.put(self)
 
 
 def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], None] | None = None) -> list[_T]:
-    """Call each function in a thread of its own and return their results.
+    """Call each function in its own thread, and return their results.
 
-    tick: called every INTERVAL seconds, and when all threads have ended. If a function raises, or Ctrl-C interrupts the
-    wait, stop.stop() is called. It returns or raises when all threads have ended, so that what they use can be closed.
-    Raises the first error that is not a Stopped, if there is one.
+    `tick` is called every INTERVAL seconds, and when all threads have ended. If a function raises, or Ctrl-C interrupts
+    the wait, this calls stop.stop(). It returns or raises when all threads have ended, so that the caller can close
+    what they use. Raises the first error that is not a Stopped, if there is one.
     """
-    ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # None: the user has interrupted
+    ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # gets None when the user interrupts
     calls = [_Call(function, ended) for function in functions]
     left = len(calls)
     with _told_of_interrupts(lambda: ended.put(None)):
@@ -52,10 +52,10 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
                 call.thread.start()
             left = _wait(ended, len(calls), tick)
         finally:
-            if left:  # whether threads are alive does not tell: one whose call has ended may still be
+            if left:  # not is_alive(), which may still be true for a thread whose call has ended
                 stop.stop()
             for call in calls:
-                if call.thread.ident is not None:  # it was started
+                if call.thread.ident is not None:  # if it was started
                     call.thread.join()
             if tick is not None:
                 tick()
@@ -67,7 +67,7 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
 
 
 def _wait(ended: "SimpleQueue[_Call[_T] | None]", count: int, tick: Callable[[], None] | None) -> int:
-    """Wait until so many calls have ended or one has failed. Return how many are left. Raises KeyboardInterrupt."""
+    """Wait until `count` calls have ended or one has failed. Return how many are left. Raises KeyboardInterrupt."""
     while count:
         with contextlib.suppress(Empty):
             call = ended.get(timeout=INTERVAL)
@@ -83,10 +83,10 @@ def _wait(ended: "SimpleQueue[_Call[_T] | None]", count: int, tick: Callable[[],
 
 @contextlib.contextmanager
 def _told_of_interrupts(tell: Callable[[], None]) -> Iterator[None]:
-    """Let the first Ctrl-C call `tell`, and not raise KeyboardInterrupt anywhere in the block; a second one raises it.
+    """Let the first Ctrl-C call `tell`, in place of KeyboardInterrupt anywhere in the block. A second one raises that.
 
-    If the block ends well nevertheless, it is raised behind it. As with asyncio.run(), nothing is changed outside of
-    the main thread, and for a program that has a handler of its own.
+    If the block ends well nevertheless, KeyboardInterrupt is raised after it. As with asyncio.run(), nothing is changed
+    in other threads than the main one, or if the program has its own handler.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

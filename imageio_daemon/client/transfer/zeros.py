@@ -23,12 +23,12 @@ class BufferRun(NamedTuple):
 
 
 def runs(data: memoryview | FilePart, offset: int) -> Iterator[BufferRun]:
-    """Yield the runs of zeros and of other data. offset: that of the data in the image; runs are aligned to it."""
+    """Yield the runs of zeros and of other data. They are aligned by `offset`, the data's place in the image."""
     start, kind = 0, None
     position = 0
     while position < len(data):
         end = min(position + STEP - (offset + position) % STEP, len(data))
-        # The first byte of most data is not zero: checking it first takes 0.6 µs instead of 1.4.
+        # The first byte of most data is not zero. Checking it first takes 0.6 µs instead of 1.4.
         zero = not data[position] and _is_zero(data[position:end])
         if kind is not None and zero != kind:
             yield BufferRun(start, position, kind)

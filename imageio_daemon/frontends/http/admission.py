@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one HTTP server: their places in the limit, and their end when the server stops."""
+"""The open connections of one HTTP server: each gets a place within the limit, and ends when the server stops."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ log = logging.getLogger(__name__)
 
 
 class AdmittedHttp(Protocol):
-    """A connection, as the admission uses it."""
+    """What the admission needs of a connection."""
 
     def close_when_idle(self) -> None:
-        """Finish the request that runs, then close."""
+        """Finish the running request, then close."""
         ...
 
     def cut_off(self) -> None:
-        """Cut the connection because the server ends. Does not wait for a lane."""
+        """Cut the connection because the server ends, without waiting for a lane."""
         ...
 
 
 class HttpAdmission(Admission[AdmittedHttp]):
-    """Give places to connections. trusts: no client needs a ticket to keep its place (control socket)."""
+    """Give places to connections. If it `trusts` clients (control socket), they keep their places without a ticket."""
 
     def __init__(self, limit: ConnectionLimit, *, trusts: bool) -> None:
         super().__init__(limit)
@@ -34,7 +34,7 @@ class HttpAdmission(Admission[AdmittedHttp]):
     def admit(self, connection: AdmittedHttp, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a connection. Raises TooManyConnections, or Unavailable while the server stops.
 
-        address: of the client. drop: closes the connection when another one needs its place.
+        `address` is the client's. `drop` is called to close the connection when another one needs its place.
         """
         self.require_running()
         place = self._limit.enter(Stage.STRANGER, address, drop)
@@ -43,18 +43,18 @@ class HttpAdmission(Admission[AdmittedHttp]):
         return self._keep(connection, place)
 
     def refuse(self, address: str, drop: Callable[[], object]) -> Place:
-        """Return a place for a refused connection, until its answer is sent. Does not fail."""
+        """Return a place for a refused connection, which needs it until its answer is sent. Does not fail."""
         return self._limit.enter(Stage.REFUSED, address, drop)
 
     async def finish(self, timeout: float) -> bool:
-        """Close idle connections, and wait at most timeout seconds for requests that run. Tell whether none is left."""
+        """Close idle connections, and wait at most `timeout` seconds for the others. Return whether none is left."""
         self._stopping = True
         for connection in list(self._connections):
             connection.close_when_idle()
         return await self._until_empty(asyncio.get_running_loop().time() + timeout)
 
     async def stop(self, timeout: float) -> None:
-        """Do as finish(), then cut what is left. If the task is cancelled, all connections are cut at once."""
+        """Do as finish(), then cut the connections that are left, also if the task is cancelled while it waits."""
         try:
             if not await self.finish(timeout):
                 log.warning("%d requests are cut off", self.count)

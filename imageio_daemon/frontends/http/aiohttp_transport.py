@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport that a handler of aiohttp sees: bytes pass, the connection decides when to read and to close."""
+"""The transport that a handler of aiohttp gets. It passes bytes on; the connection decides when to read and close."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,16 +18,16 @@ CONNECTION = "imageio_connection"
 
 
 class ConnectionControl(Protocol):
-    """What a connection decides for its handlers."""
+    """What a handler asks of its connection."""
 
     @property
     def exchange(self) -> Exchange:
-        """Return what its requests are told and asked."""
+        """Return the exchange, by which a handler and the connection deal with a request."""
         ...
 
     @property
     def must_close(self) -> bool:
-        """Tell whether the answer that is given now is the connection's last."""
+        """Tell whether the connection closes after the answer to the running request."""
         ...
 
     @property
@@ -37,20 +37,20 @@ class ConnectionControl(Protocol):
 
     @property
     def carried_out(self) -> bool:
-        """Tell whether a lane has carried out the request that runs."""
+        """Tell whether a lane has carried out the running request."""
         ...
 
     @property
     def body_taken(self) -> bool:
-        """Tell whether all of the request's body was received, by whoever."""
+        """Tell whether all of the request's body was received, here or by a lane."""
         ...
 
     async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
-        """Have a lane carry out the request that runs, for the open image; return its end. Raises Error."""
+        """Have a lane carry out the running request on the open image. Return a wait for its result. Raises Error."""
         ...
 
     def take_back(self, instruction: Instruction, end: Returned) -> None:
-        """Go on with the connection, which may be lost. Raises the Error of the request that runs."""
+        """Go on with the connection after the lane, unless it is lost. Raises the Error of the running request."""
         ...
 
     def error_answer(self, error: Exception) -> web.Response:
@@ -58,11 +58,11 @@ class ConnectionControl(Protocol):
         ...
 
     def answered(self, *, close: bool) -> None:
-        """Note that an answer is complete. close: it was the last."""
+        """Note that an answer is complete. With `close` it was the last one."""
         ...
 
     def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
-        """Send this head, and give the connection to another protocol, with what the client has sent behind."""
+        """Send this head. Then give another protocol the connection, with the bytes that follow the request."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -75,7 +75,7 @@ class ConnectionControl(Protocol):
 
 
 class AiohttpTransport(asyncio.Transport):
-    """Pass on what a handler writes to the connection's transport."""
+    """Pass a handler's bytes on to the connection's transport."""
 
     def __init__(self, connection: ConnectionControl, transport: ClientTransport) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class AiohttpTransport(asyncio.Transport):
         self._detached = False
 
     def detach(self) -> None:
-        """Let the handler have no effect any more: it has not seen the body of its last request."""
+        """Ignore the handler from now on, because it has not seen the body of its last request."""
         self._detached = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what asyncio's transport knows; for CONNECTION, the connection."""
+        """Return the connection for the name CONNECTION, and what asyncio's transport knows for others."""
         return self._connection if name == CONNECTION else self._asyncio_transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
@@ -111,7 +111,7 @@ class AiohttpTransport(asyncio.Transport):
         return self._asyncio_transport.is_reading()
 
     def pause_reading(self) -> None:
-        """Read no more: the handler has enough."""
+        """Read no more for now, because the handler has enough."""
         self._transport.hold("handler")
 
     def resume_reading(self) -> None:
@@ -131,5 +131,5 @@ class AiohttpTransport(asyncio.Transport):
         return self._asyncio_transport.get_write_buffer_size()
 
     def can_write_eof(self) -> bool:
-        """Return that it cannot: HTTP has no half-closed connections."""
+        """Return False: a connection of HTTP is not half-closed."""
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers whose body is sent while it is read from storage."""
+"""Answers whose body is sent while it is still being made."""
 
 from collections.abc import Awaitable
 
@@ -12,8 +12,8 @@ from ...runtime.request_activity import Wait, waiting
 class AnswerStream:
     """Send an answer piece by piece. Its head is sent with the first piece, so an earlier error gets its own answer.
 
-    If the length of the body is unknown, the first piece is kept until the second or the end: a body of one piece gets
-    a Content-Length.
+    If the length of the body is unknown, the first piece waits for the second or the end, so that a body of one piece
+    gets a Content-Length.
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -22,7 +22,7 @@ class AnswerStream:
         self._first: bytes | None = None
 
     async def write(self, data: bytes) -> None:
-        """Send the bytes; the transport refers to them until they are sent. Raises PeerGone."""
+        """Send the bytes. The transport refers to them until they are sent. Raises PeerGone."""
         if self._first is None and self._response.content_length is None:
             self._first = data
             return
@@ -30,7 +30,7 @@ class AnswerStream:
         await _to_peer(self._response.write(data))
 
     async def finish(self) -> web.StreamResponse:
-        """Send the rest of the body, and return the answer, whose end the caller sends. Raises PeerGone."""
+        """Send the rest of the body, and return the answer. The caller sends its end. Raises PeerGone."""
         if not self._response.prepared and self._response.content_length is None:
             self._response.content_length = len(self._first or b"")
         await self._begin()

@@ -30,7 +30,7 @@ class Answering:
 
     @web.middleware
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer one request completely, so that aiohttp has nothing left to send. An error becomes an answer.
+        """Answer a request completely, so that aiohttp has nothing left to send. An error becomes an answer.
 
         Runs in aiohttp's task, which is cancelled when the connection is lost.
         """
@@ -45,7 +45,7 @@ class Answering:
         connection.exchange.answered(response.status)
         await _send(request, response, connection)
         connection.exchange.served_by(None)
-        if connection.carried_out:  # the lane has a record of it
+        if connection.carried_out:  # the lane records the request itself
             return response
         request_log.tell(
             work.seconds,
@@ -58,16 +58,17 @@ class Answering:
         return response
 
     async def finish_head(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the common fields to a head. aiohttp calls this before it sends one."""
+        """Add the common fields to a head. aiohttp calls this before it sends the head."""
         headers = response.headers
-        if response.status == 204:  # aiohttp leaves it out (RFC 9110 8.6); clients of the control service wait for it
+        # aiohttp leaves the length of a 204 out (RFC 9110 8.6), but clients of the control service wait for it.
+        if response.status == 204:
             headers["Content-Length"] = "0"
         methods = self._routes.cors(request.match_info.get(PATTERN, ""))
         if methods is not None:
             headers.update(cors_headers(request.headers, ",".join(methods)))
         headers["Server"] = SERVER
         for name in [name for name in ("Content-Length", "Date", "Server") if name in headers]:
-            headers[name] = headers.pop(name)  # after the fields of the resource, as in the answers of lanes
+            headers[name] = headers.pop(name)  # to the end, as in the answers of lanes
         for name, value in COMMON.items():
             headers.setdefault(name, value)
         if _is_last(request, response):
@@ -76,7 +77,7 @@ class Answering:
 
 
 async def _send(request: web.Request, response: web.StreamResponse, connection: ConnectionControl) -> None:
-    """Send what is left of an answer, and go on with the connection."""
+    """Send the rest of an answer, and go on with the connection."""
     if isinstance(response, SentByLane):
         connection.answered(close=response.is_last)
         return
@@ -91,8 +92,8 @@ async def _send(request: web.Request, response: web.StreamResponse, connection: 
 def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
     """Tell whether the connection closes after the answer.
 
-    It does if it must close, if the request's body was not read, or if only the close marks the end of the answer:
-    HTTP/1.0 has no chunks.
+    It does if it must close, if the request's body was not read, or if only the close marks the end of the answer,
+    because HTTP/1.0 has no chunks.
     """
     connection = connection_of(request)
     endless = response.content_length is None and request.version < HttpVersion11

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are decided here and carried out by a lane: it moves the bytes of the image, and answers."""
+"""Requests that a handler decides and a lane carries out: the lane moves the bytes of the image, and answers."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from .responses import head_template
 
 
 class SentByLane(web.StreamResponse):
-    """An answer that a lane has sent. is_last: the connection ends with it."""
+    """An answer that a lane has sent. If it `is_last`, the connection ends with it."""
 
     def __init__(self, status: int, *, is_last: bool) -> None:
         super().__init__(status=status)
@@ -31,17 +31,17 @@ class SentByLane(web.StreamResponse):
 
 
 def answer_to(request: web.Request, status: int, headers: Mapping[str, str], length: int, *, is_last: bool) -> bytes:
-    """Return the head of an answer, as aiohttp would send it, with DATE. length: bytes of its body."""
+    """Return the head that aiohttp would send with a body of `length` bytes. DATE is in place of the date."""
     minor = 1 if request.version >= HttpVersion11 else 0
     return head_template(status, headers, str(length), DATE, close=is_last, minor=minor)
 
 
 async def carry_out(request: web.Request, transfer: Transfer, instruction: Instruction, *, is_last: bool) -> SentByLane:
-    """Have a lane carry out a request for the image of a transfer. is_last: its answer says so.
+    """Have a lane carry out a request for the image of a transfer. `is_last` is what its answer says.
 
     Raises OutOfRange, Forbidden, Canceled, Unavailable, Truncated, InvalidRequest, TooManyDecoders, StorageError. After
-    an error or a cancellation, a part of a body may be written. A connection that breaks, or whose answer had begun
-    before an error, is cut.
+    an error or a cancellation, a part of a body may be written. If the connection breaks, or an error comes after the
+    answer has begun, the connection is cut.
     """
     connection = connection_of(request)
     access = Access.WRITE if instruction.writes else Access.READ

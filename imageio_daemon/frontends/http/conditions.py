@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entity tags (RFC 9110 8.8.3) and conditions on them: a client continues a download if the image has not changed."""
+"""Entity tags (RFC 9110 8.8.3) and conditions on them, by which a client continues a download of an unchanged image."""
 
 import hashlib
 import secrets
@@ -9,26 +9,29 @@ from ...errors import Changed
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 
-#: The name of this process. A client that connects again and finds another name may have lost writes without a flush.
+#: A name of this process. A client that connects again and finds another name may have lost writes without a flush.
 INSTANCE = secrets.token_hex(8)
 
 
 class Conditions:
-    """The conditions If-Match and If-Range of a request (RFC 9110 13.1.1, 13.1.5), checked before the image is read.
+    """The conditions If-Match, If-None-Match and If-Range of a read (RFC 9110 13.1), checked before the image is read.
 
-    fields: of the request, by lower-case name. size: bytes of the image that can be read. Raises Changed if If-Match
-    names another tag.
+    `fields` are the request's, by lower-case name. `size` is how many bytes of the image can be read. Raises Changed if
+    If-Match does not name the image's tag. The order of the checks is that of RFC 9110 13.2.2.
 
     An image has a tag only for a ticket that cannot write, and only while the daemon knows all changes of its content.
     These are the writes of other tickets; the daemon does not see other programs that write to the file or device.
-    Without a tag, If-Match fails unless it is `*`, and If-Range makes the answer the whole image. A ticket that can
-    write ignores both fields.
+    Without a tag, If-Match fails unless it is `*`, If-None-Match matches nothing but `*`, and If-Range makes the answer
+    the whole image. A ticket that can write ignores If-Match and If-Range.
     """
 
     def __init__(self, fields: Mapping[str, str], transfer: Transfer, size: int) -> None:
         self._tag: str | None = None
         #: Whether the Range of the request counts. If not, the answer is the whole image.
         self.range_counts = True
+        asked = fields.get("if-none-match", "")
+        #: Whether If-None-Match names what the image is: the answer is 304, without its bytes.
+        self.unmodified = asked == "*"
         if transfer.ticket.may(Access.WRITE):
             return
         backend = transfer.opened
@@ -37,6 +40,7 @@ class Conditions:
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         if match is not None and match != "*" and self._tag not in _members(match):
             raise Changed("The image is not what it was, or nobody knows")
+        self.unmodified |= self._tag in [member.removeprefix("W/") for member in _members(asked)]
         if unchanged is not None:
             self.range_counts = unchanged == self._tag
 
@@ -46,12 +50,21 @@ class Conditions:
         return {} if self._tag is None else {"ETag": self._tag}
 
 
-def entity_tag(identity: object, size: int, generation: int) -> str | None:
-    """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image; None if changes may go unseen.
+def require_none(fields: Mapping[str, str]) -> None:
+    """Check the condition of a change (RFC 9110 13.1.2). Raises Changed: it is wanted only if there is no image.
 
-    identity: BackendInfo.identity; None: not known. size: bytes that are served. generation: Backend.generation; 0: not
-    known. The tag is a hash of these and of INSTANCE, because a generation has a meaning in this process only. A later
-    write makes another generation, so the tag never stands for other content.
+    Each ticket has an image. A ticket that can write has no tag, so tags in If-None-Match are those of others.
+    """
+    if fields.get("if-none-match") == "*":
+        raise Changed("There is an image, and the request is for none")
+
+
+def entity_tag(identity: object, size: int, generation: int) -> str | None:
+    """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image, or None if changes may go unseen.
+
+    `identity` is that of BackendInfo, or None if it is not known; `generation` that of the Backend, or 0; `size` the
+    bytes that are served. The tag is a hash of them and of INSTANCE, because a generation means something in this
+    process only. Each write makes a new generation, so a tag never stands for other content.
     """
     if not generation or identity is None:
         return None
@@ -60,5 +73,5 @@ def entity_tag(identity: object, size: int, generation: int) -> str | None:
 
 
 def _members(text: str) -> list[str]:
-    """Return the tags of an If-Match. Tags of this server have no comma; a weak tag matches none (RFC 9110 8.8.3.2)."""
+    """Return the tags of a condition. Those of this server are strong (RFC 9110 8.8.3), and have no comma."""
     return [member.strip(" \t") for member in text.split(",")]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection as the event loop sees it: its socket, its timeouts and its place among all connections.
 
-The order of its requests is RequestSequence, its state and its end are ConnectionLife; who serves a request has its
-Exchange.
+RequestSequence keeps the order of its requests, and ConnectionLife has its state and ends it. The code that serves a
+request deals with the connection by its Exchange.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._requests: RequestSequence
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve, or refuse when there are too many."""
+        """Begin to serve, or refuse if there are too many connections."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._transport = ClientTransport(transport, self._usage)
         refusal = self._take_place()
@@ -57,7 +57,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._life.refuse("limit", encode(errors.answer(refusal, exchange.peer), close=True))
 
     def _take_place(self) -> Error | None:
-        """Take a place; return why there is none to be served in."""
+        """Take a place. If the connection cannot be served, return the reason, and take a place for its refusal."""
         admission, address = self._shared.admission, self._transport.address
         try:
             self._place = admission.admit(self, address, self._drop_soon)
@@ -87,7 +87,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return exchange
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything; what runs for this client ends."""
+        """Release everything, and end what runs for this client."""
         self._watchdog.stop()
         self._life.lost()
         self._usage.close()
@@ -107,15 +107,15 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Reading
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the socket is read into."""
+        """Return the memory for the next read from the socket."""
         return self._incoming.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
+        """Take the bytes that were read."""
         self.data_received(self._incoming.read(nbytes))
 
     def data_received(self, data: bytes) -> None:
-        """Pass a request's bytes on; hold back what follows it."""
+        """Pass a request's bytes on, and hold back those that follow it."""
         incoming, life = self._incoming, self._life
         self._usage.received += len(data)
         if life.state is State.SERVING and not incoming.ahead:
@@ -129,7 +129,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._transport.hold("ahead")
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more. One on a plain socket may still wait for its answer."""
+        """Note that the client sends no more. Without TLS, it may still wait for its answer."""
         self._incoming.at_eof = True
         if self._life.state is not State.SERVING or self._transport.hung_up:
             return False
@@ -139,7 +139,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Writing
 
     def pause_writing(self) -> None:
-        """Note that the client reads slower than we write."""
+        """Note that the client reads more slowly than the daemon writes."""
         self._transport.writing_paused = True
         self._watchdog.writing_paused(paused=True)
         self._requests.writing_paused(paused=True)
@@ -153,9 +153,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Another protocol
 
     def _give_away(self, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
-        """Let another protocol have the connection, which is lost for this one."""
+        """Give the connection to another protocol, and do as if it were lost."""
         if self._life.state is not State.SERVING:
-            return  # it has ended meanwhile
+            return  # it has ended since
         transport, received = self._transport.asyncio_transport, bytes(self._incoming.ahead)
         transport.pause_reading()
         self._life.reason = "upgraded"
@@ -165,15 +165,15 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Its place
 
     def close_when_idle(self) -> None:
-        """Serve the request that runs, and no other."""
+        """Finish the running request, then close."""
         self._requests.close_when_idle()
 
     def cut_off(self) -> None:
-        """Cut it because the server ends, even if a lane does not let go of it."""
+        """Cut the connection because the server ends, even if a lane still has it."""
         self._life.cut_off()
 
     def _drop_soon(self) -> None:
-        """End it, but not within what another connection does, which needs its place."""
+        """End the connection, in a later step of the loop: the caller is another connection, which needs the place."""
         self._loop.call_soon(self._drop)
 
     def _drop(self) -> None:
@@ -182,7 +182,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Timeouts
 
     def _waits_for_peer(self) -> bool:
-        """Tell whether the client's timeout runs."""
+        """Tell whether the time counts in which the client does nothing."""
         if self._life.state is State.SERVING:
             return self._watchdog.reading and not self._transport.held
         return self._life.state not in (State.DISCARDING, State.HANDED_OVER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-origin requests (the Fetch standard, "CORS protocol"), by which a page of a management UI transfers images.
+"""Cross-origin requests (the Fetch standard, "CORS protocol"), with which a page of a management UI transfers images.
 
 Every origin is allowed: the ticket id in the path is the authority, and cookies have no effect.
 """
@@ -15,9 +15,10 @@ EXPOSED = (
 
 
 def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:
-    """Return the fields that answer the CORS fields of a request; empty if the request has none.
+    """Return the fields that answer the CORS fields of a request, if it has any.
 
-    headers: the fields of the request, by lower-case name. methods: those that a page may use, separated by commas.
+    `headers` are the fields of the request, by lower-case name. `methods` are those that a page may use, separated by
+    commas.
     """
     answer = {}
     if "origin" in headers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a connection whose client still sends a body that nobody reads.
 
-The kernel answers a close with unread bytes by a reset, which overtakes the answer (RFC 9112 9.6). So the rest of the
-body is read and discarded first.
+If a socket is closed while it has unread bytes, the kernel sends a reset, which overtakes the answer (RFC 9112 9.6). So
+the rest of the body is read and discarded first.
 """
 
 import asyncio
@@ -13,16 +13,13 @@ from ...units import MiB
 from .incoming import Incoming
 from .transport import ClientTransport
 
-#: Most bytes and seconds: a client that goes on for longer does not read the answer.
+#: Most bytes and seconds. A client that goes on for longer does not read the answer.
 DISCARD_BYTES = 64 * MiB
 DISCARD_SECONDS = 2.0
 
 
 class Discard:
-    """Discard what is received until the request ends, or the limits are reached.
-
-    ended, too_much: called then.
-    """
+    """Discard what is received. Then call `ended` at the end of the request, or `too_much` when a limit is reached."""
 
     def __init__(
         self, transport: ClientTransport, incoming: Incoming, *, ended: Callable[[], None], too_much: Callable[[], None]
@@ -61,6 +58,6 @@ class Discard:
         try:
             body.take(data)
         except InvalidRequest:
-            self._incoming.body = None  # its end is unknown from here on
+            self._incoming.body = None  # where it ends is unknown from now on
             return False
         return body.ended

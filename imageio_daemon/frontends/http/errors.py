@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of the HTTP frontend from exceptions to answers, and the log lines of failed requests."""
+"""The answer of the HTTP frontend to each exception, in one table, and the log lines of failed requests."""
 
 import logging
 from typing import NamedTuple
@@ -20,22 +20,22 @@ class _ErrorAnswer(NamedTuple):
     status: int
     code: str
     close: bool = False
-    text: str | None = None  # None: what the exception tells
+    text: str | None = None  # by default, the text of the exception
 
 
-#: Seconds after which a client may try again that finds the server ending, or without memory. A restart takes one.
+#: Seconds after which a client may try again if the server is ending or has no memory. A restart takes one second.
 RETRY_AFTER = 1
 
-#: The same for a client whose transfer has to wait until another one has ended.
+#: Seconds after which a client may try again if its transfer has to wait until another one has ended.
 RETRY_TRANSFER_AFTER = 10
 
-#: The content coding of bodies that is served (RFC 9659).
+#: The content coding of bodies that the daemon decodes (RFC 9659).
 ENCODING = "zstd"
 
 #: The field of an answer that has the code of the error (docs/adr/0031-error-codes.md).
 CODE = "X-Error-Code"
 
-#: The codes of answers that are no exceptions: a finalize that finds another image; a daemon that is not ready.
+#: The codes of answers without an exception: a finalize finds another checksum, or the daemon is not ready.
 MISMATCH, NOT_READY = "mismatch", "not_ready"
 
 #: NBD has its own table in frontends/nbd/errors.py.
@@ -73,7 +73,7 @@ _TABLE: dict[type[BaseException], _ErrorAnswer] = {
     BaseException: _ErrorAnswer(500, "internal_error", text=SERVER_FAILED),
 }
 
-#: The answers to a StorageError that is not of a class with its own answer.
+#: The answers to a StorageError whose class has no answer of its own.
 _STORAGE: dict[errors.Fault, _ErrorAnswer] = {
     errors.Fault.FULL: _ErrorAnswer(507, "storage_full", text="The storage of the image has no room left"),
     errors.Fault.PERMISSION: _ErrorAnswer(
@@ -90,11 +90,11 @@ _STORAGE: dict[errors.Fault, _ErrorAnswer] = {
 def answer(exception: Exception, client: str, *, json: bool = False) -> web.Response:
     """Return the answer to a request that raised this exception, and log the exception.
 
-    client: the address of the client, for the log. json: it wants a document, not a line of text. The answer closes the
-    connection if the table says so. 405 has the field Allow (RFC 9110 15.5.6). 415 has Accept-Encoding (RFC 9110
-    12.5.3). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). 503 for what is
-    unavailable for a moment has Retry-After (RFC 9110 10.2.3). An exception that is not an errors.Error is a bug: it is
-    logged with its traceback and answered with 500.
+    `client` is the client's address, for the log. With `json` the answer is a document, not a line of text. The answer
+    closes the connection if the table says so. 405 has the field Allow (RFC 9110 15.5.6). 415 has Accept-Encoding (RFC
+    9110 12.5.3). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). 503 has Retry-After
+    (RFC 9110 10.2.3) if the client may soon try again. An exception that is not an errors.Error is a bug: it is logged
+    with its traceback and answered with 500.
     """
     entry = _entry(exception)
     _log(exception, entry.status, client)
@@ -115,18 +115,18 @@ def answer(exception: Exception, client: str, *, json: bool = False) -> web.Resp
 
 
 def text(exception: BaseException) -> str:
-    """Return what a client is told of an exception."""
+    """Return the text with which a client learns of an exception."""
     told = exception.told if isinstance(exception, errors.Error) else ""
     return _entry(exception).text or told
 
 
 def code(exception: BaseException) -> str:
-    """Return the code of an exception, which stays the same from version to version."""
+    """Return the code of an exception, which is the same in all versions."""
     return _entry(exception).code
 
 
 def code_of(status: int) -> str:
-    """Return the code for an answer of another server that has none: the first with this status."""
+    """Return the code for another server's answer without one: the first code with this status."""
     entries = (entry for table in (_TABLE, _STORAGE) for entry in table.values())
     default = _TABLE[errors.InvalidRequest if status < 500 else errors.StorageError]
     return next((entry.code for entry in entries if entry.status == status), default.code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a connection for the code that serves a request: a handler of aiohttp, or the start of a lane."""
+"""The interface of a connection to the code that serves a request: a handler of aiohttp, or the start of a lane."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ from .usage import ConnectionUsage, Kept
 
 
 class Exchange:
-    """Connect the code that serves a request with its connection. service: the name of the service, for counts.
+    """Connect the code that serves a request with its connection.
 
-    is_local: the client is on a unix socket.
+    `service` is the name of the service, for counts. `is_local` tells whether the client is on a unix socket.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Exchange:
         return self._transport.caller
 
     def begin(self, on_body_error: Callable[[Exception], None]) -> None:
-        """Count a request. on_body_error: called if the body will not arrive; it ends the handler's wait for it."""
+        """Count a request. `on_body_error` is called if the body will not arrive, to end the handler's wait for it."""
         self._usage.requests += 1
         self._incoming.on_error(on_body_error)
 
     def go_on(self, request: RequestActivity) -> None:
-        """Let the handler of the next request go on with one that has begun."""
+        """Let the next handler go on with this request, which has begun before."""
         self._begun = request
 
     def take_begun(self) -> RequestActivity | None:
-        """Return the request that has begun, once; None: it begins with its handler."""
+        """Return, only once, the request of go_on(), or None if the request begins with its handler."""
         begun, self._begun = self._begun, None
         return begun
 
@@ -63,7 +63,7 @@ class Exchange:
         self._usage.answered(status)
 
     def served_by(self, worker: Worker | None) -> None:
-        """Note what serves the connection now, for the status of its transfer; None: nothing does."""
+        """Note what serves the connection now, if anything, for the status of its transfer."""
         self._usage.worker = worker
 
     def use(self, transfer: Transfer) -> None:
@@ -77,25 +77,25 @@ class Exchange:
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
     def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
-        """Return what the connection keeps for a transfer that it uses; see ConnectionUsage.kept()."""
+        """Return the object that the connection keeps for a transfer; see ConnectionUsage.kept()."""
         return self._usage.kept(transfer, make)
 
     def require_alive(self) -> None:
-        """Raise PeerGone if the client cannot receive an answer, so that no change begins for it.
+        """Raise PeerGone if the client cannot receive an answer. Call this before a change begins.
 
-        While the socket is not read, only this check finds out that the client has closed it.
+        While nothing reads the socket, only this check finds out that the client has closed it.
         """
         if self._transport.is_closing or self._transport.hung_up:
             raise PeerGone("the connection was lost inside a request")
 
     def want_body(self) -> None:
-        """Let the body come, which nobody has read before: a lane may have it instead."""
+        """Begin to read the body. Until this call nothing reads it, so that a lane may take it instead."""
         self._incoming.want()
         if not self._incoming.ahead:
             self._transport.release("ahead")
 
     def waiting_for_body(self, *, waiting: bool) -> None:
-        """Set whether a handler waits for the client's next bytes. The client's timeout runs only while it does."""
+        """Set whether a handler waits for the client's next bytes. Only then does the client's timeout run."""
         self._watchdog.wait_for_body(waiting=waiting)
 
     def send_continue(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The framing of requests (RFC 9112). C parses it, and this module has the messages of refusals.
+"""The framing of requests (RFC 9112). C parses it; the messages of refusals are here.
 
 The parser refuses line ends other than CRLF, folded lines, white space before a colon, control characters, a second
 Content-Length, a Content-Length that is not digits, Content-Length together with Transfer-Encoding, codings other than
-chunked, and chunk lines of more than 256 bytes. Two parsers that read such a message differently make request smuggling
+chunked, and chunk lines of more than 256 bytes. Where two parsers read such a message differently, request smuggling is
 possible (RFC 9112 11.2).
 """
 
@@ -44,7 +44,7 @@ class BodyFraming(Protocol):
         ...
 
     def take(self, data: bytes) -> int:
-        """Return how many of the bytes, from the first on, belong to the body. Raises InvalidRequest: bad framing."""
+        """Return how many of the bytes, from the first on, belong to the body. Raises InvalidRequest."""
         ...
 
 
@@ -69,7 +69,7 @@ class FixedBody:
 class ChunkedBody:
     """A body in chunks (RFC 9112 7.1). The parser only finds its end; the chunks pass unchanged.
 
-    chunks: an iou_chunks, the state of another reader that has read the beginning; None: nothing was read.
+    `chunks` is an iou_chunks, the state of a reader that has read the beginning. None stands for the body's first byte.
     """
 
     def __init__(self, chunks: Any = None) -> None:
@@ -91,9 +91,10 @@ class ChunkedBody:
 class RequestHead:
     """The head of a request: the values that decide where the message ends, and whether C or Python serves it.
 
-    data: the bytes as they were received, with the empty line at the end. length: bytes of the body, unless it is
-    chunked. keep_alive: another request may follow the answer; false also for a body in chunks and for Upgrade. plain:
-    C can serve the request, if the image and the ticket allow it. asks: what it asks of the answer.
+    `data` is the head as it was received, with the empty line at its end. `length` is the number of bytes of the body,
+    unless it is `chunked`. `keep_alive` tells whether another request may follow the answer; it is false also for a
+    body in chunks and for Upgrade. `plain` tells whether C can serve the request, if the image and the ticket allow it.
+    `asks` is what the request asks of its answer.
     """
 
     def __init__(self, data: bytes, said: Any) -> None:
@@ -117,15 +118,15 @@ class RequestHead:
         return {name.lower(): value.strip(" \t") for name, _, value in pairs}
 
     def body(self) -> BodyFraming:
-        """Return a BodyFraming for the message, before its first byte."""
+        """Return the BodyFraming of the message, of which no byte has passed."""
         return ChunkedBody() if self.chunked else FixedBody(self.length)
 
 
 def read_head(data: bytearray, searched: int = 0) -> RequestHead | None:
-    """Return the head at the beginning of the data; None if its end was not received yet.
+    """Return the head at the beginning of the data, or None if its end was not received yet.
 
-    searched: bytes of the data in which an earlier call found no end. Raises HeadTooLarge: the head has more than
-    MAX_HEAD bytes or MAX_FIELDS fields. Raises InvalidRequest: it is malformed.
+    In the first `searched` bytes, an earlier call has found no end. Raises HeadTooLarge if the head has more than
+    MAX_HEAD bytes or MAX_FIELDS fields, and InvalidRequest if it is malformed.
     """
     said = ffi.new("iou_head *")
     result = lib.iou_head_read(ffi.from_buffer(data), len(data), searched, said)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handover of a connection to a lane: for plain requests for one image, or for what a handler has decided.
+"""The handover of a connection to a lane, for plain requests for one image, or for what a handler has decided.
 
-A lane serves plain requests, from the first one of the connection on. It gives the connection back before the first
-other request. A handler reads and decides that; if it moves bytes of the image, another lane carries it out and gives
-the connection back. Python also answers a request that fails in a lane, so that each refusal and error is written in
-one place.
+A lane serves plain requests one after the other, and gives the connection back when another request comes. A handler
+reads and decides that one. If it moves bytes of the image, a lane carries it out, and gives the connection back again.
+Python also answers a request that fails in a lane, so that each refusal and error is written in one place.
 """
 
 import asyncio
@@ -36,9 +35,10 @@ log = logging.getLogger(__name__)
 class Returned(NamedTuple):
     """The result of a handover.
 
-    served: the requests and bytes of the lane. rest: received bytes that the lane did not take. error: of a request
-    that failed and is still to be answered. asks: what that asks of its answer. unread: bytes of its body that the
-    lane did not take. cut: the reason if the connection must be cut. chunks: an iou_chunks, see HttpEnd.
+    `served` counts the requests and bytes of the lane, and `rest` has received bytes that it did not take. `error` is
+    set if a request has failed and has no answer yet; then `asks` is what it asks of its answer, and `unread` is how
+    many bytes of its body the lane did not take. `cut` is the reason if the connection must be cut. `chunks` is an
+    iou_chunks, see HttpEnd.
     """
 
     served: Count
@@ -56,7 +56,7 @@ def _untouched(received: bytes) -> Returned:
 
 
 class LaneHandover:
-    """Hand one connection over to lanes, one after the other. service: None: there are no lanes.
+    """Hand one connection over to lanes, one after the other. A server without images has no `service` for lanes.
 
     Lanes do not open images. The first plain request for an image waits here until the image is open. If that fails, a
     handler goes on with the request: it answers the same error, and does not try again. Handlers also serve the
@@ -72,9 +72,9 @@ class LaneHandover:
         self._returned: Callable[[Returned], None] | None = None
         self._given_back = False  # the next request is for a handler
         self._lost = False
-        self._aborted = False  # a lane that has ended already does not know it
+        self._aborted = False  # a lane that had ended before does not know of it
         self._opening: asyncio.Task[None] | None = None
-        self._waits = b""  # the received bytes, from the head of a request that waits for a place
+        self._waits = b""  # while a request waits for a place: the received bytes from its head on
         self._lane: HttpLane | None = None
 
     @property
@@ -83,9 +83,10 @@ class LaneHandover:
         return self._lane is not None
 
     def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
-        """Hand the connection over if the request is for a lane. received: the client's bytes, from this head on.
+        """Hand the connection over if a lane can serve the request. `received` has the bytes from this head on.
 
-        True: `returned` will be called, unless the connection is lost before. False: the request is for a handler.
+        Return True if `returned` will be called, unless the connection is lost before; False if the request is for a
+        handler.
         """
         given_back, self._given_back = self._given_back, False
         service, place, transport = self._service, self._place, self._transport
@@ -118,10 +119,10 @@ class LaneHandover:
     async def carry_out(
         self, transfer: Transfer, instruction: Instruction, received: bytearray
     ) -> "asyncio.Future[Returned]":
-        """Start a lane that does this for the open image, as soon as there is a place; return its end.
+        """Start a lane that carries out the instruction on the open image, as soon as there is a place.
 
-        The bytes that were received behind the head are taken in the step in which this returns, with which the lane
-        has the connection. Raises Unavailable, Error.
+        Return a future of the lane's result. When this returns, the lane has the connection and the bytes that were
+        `received` after the head. Raises Unavailable, Error.
         """
         service, place = self._service, self._place
         if service is None or place is None:
@@ -141,20 +142,20 @@ class LaneHandover:
         return ended
 
     def refuse(self) -> None:
-        """Make the lane give the connection back as soon as no request runs, and do not wait for a place."""
+        """Have the lane give the connection back as soon as no request runs. Stop waiting for a place."""
         if self._lane is not None:
             self._lane.refuse()
         if self._waits and self._place is not None and self._place.abandon():
             self._give_back(_untouched(self._waits))
 
     def abort(self) -> None:
-        """Make the lane close the connection now."""
+        """Have the lane close the connection now."""
         if self._lane is not None:
             self._aborted = True
             self._lane.abort()
 
     def lost(self) -> Count:
-        """End what waits or runs, because the connection is lost. Return the counts of the lane that has it, if any."""
+        """End what waits or runs, because the connection is lost. Return the counts of a lane that has it."""
         self._lost = True
         self._returned = None  # breaks a reference cycle
         if self._opening is not None:
@@ -172,7 +173,7 @@ class LaneHandover:
     # Before the lane
 
     def _open(self, transfer: Transfer, received: bytes) -> None:
-        """Open the image, then give the connection back. It is handed over at once if the image is open."""
+        """Open the image, then give the connection back, which begins again and now finds the image open."""
         request = RequestActivity()
         self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer, request))
         self._opening.add_done_callback(lambda task: self._opened(task, request, received))
@@ -185,7 +186,7 @@ class LaneHandover:
         self._give_back(_untouched(received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: RequestHead, received: bytes) -> None:
-        """Wait for a place, then give the connection back. It is handed over at once if it has the place."""
+        """Wait for a place, then give the connection back, which begins again and now has the place."""
         late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length, None)
         self._waits = received
         seconds = transfer.ticket.inactivity_timeout
@@ -202,7 +203,7 @@ class LaneHandover:
         self._lane = lane
         self._exchange.served_by(lane)
         lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
-        if transfer.permission.canceled:  # by another thread, before the lane had started
+        if transfer.permission.canceled:  # another thread did it before the lane had started
             lane.cancel()
 
     def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
@@ -221,7 +222,7 @@ class LaneHandover:
 
 
 def _settle(ended: "asyncio.Future[Returned]", end: Returned) -> None:
-    if not ended.done():  # its handler was cancelled
+    if not ended.done():  # it is if the handler was cancelled
         ended.set_result(end)
 
 

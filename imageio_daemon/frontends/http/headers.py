@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the values of a request: numbers, ranges, queries, paths and JSON bodies.
+"""Parsers of the values in a request: numbers, ranges, queries, paths and JSON bodies.
 
-The parsers refuse text that two readers could understand differently, because a byte that is written to the wrong place
+They refuse text that two readers could understand differently, because a byte that is written to the wrong place
 corrupts an image. Such text has signs, white space inside numbers, digits of other scripts, `1_000`, several ranges, no
 unit, or JSON's `true` for a number.
 """
@@ -19,33 +19,32 @@ from ...units import KiB, MiB
 
 #: Most digits of a number. The largest offset, 2**63 - 1, has 19. A longer number is valid, and past every image.
 MAX_DIGITS = 39
-#: What stands for all longer numbers of a range.
+#: The value of every longer number in a range.
 PAST_ALL = 10**MAX_DIGITS
-#: Bytes of the largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below
-#: 40 KiB.
+#: Most bytes of a JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below 40 KiB.
 MAX_JSON = 64 * KiB
-#: Bytes of the JSON body of a finalize: 15,000 digests of blocks, which are 60 GiB in blocks of 4 MiB.
+#: Most bytes of the JSON body of a finalize: room for 15,000 digests of blocks, or 60 GiB in blocks of 4 MiB.
 MAX_FINALIZE = 1 * MiB
 #: Most parameters of a query. No resource knows more than four.
 MAX_QUERY = 32
 #: Most slashes at which a path is split; the rest stays one segment. No resource has more than four segments.
 MAX_SEGMENTS = 8
-#: Longest segment or parameter that is decoded, in characters: a ticket id with all bytes escaped. A longer one stays
-#: as it is, and names nothing.
+#: Most characters of a segment or parameter that is decoded: a ticket id with all bytes escaped. A longer one stays as
+#: it is, and names nothing.
 MAX_ESCAPED = 3 * MAX_ID
 
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
-#: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). That of another server's
-#: answer is read in proxy/passed_answers.py.
+#: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). For answers of other
+#: servers, see proxy/passed_answers.py.
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER})-({_NUMBER}|\*)/({_NUMBER}|\*)", re.ASCII)
 _RANGES = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(.*)", re.ASCII)
-#: Its numbers have any length (RFC 9110 14.1.2), within that of the head.
+#: A range of the Range field. Its numbers may be as long as the head allows (RFC 9110 14.1.2).
 _RANGE = re.compile(r"(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.ASCII)
 
 
 def parse_number(text: str, what: str) -> int:
-    """Return the number that 1 to MAX_DIGITS ASCII digits stand for. Raises InvalidRequest, which names `what`."""
+    """Return the number that a text of 1 to MAX_DIGITS ASCII digits is. Raises InvalidRequest, which names `what`."""
     if _DIGITS.fullmatch(text) is None:
         raise InvalidRequest(f"Invalid {what}: expected a number of at most {MAX_DIGITS} digits")
     return int(text)
@@ -55,8 +54,8 @@ def parse_target(target: str) -> tuple[list[str], dict[str, str]]:
     """Return the decoded path segments and the query parameters of a request target.
 
     `/images/a%2Fb?flush=n` is `["images", "a/b"]` and `{"flush": "n"}`. If a key occurs twice, its last value counts.
-    The target is in origin form or absolute form (RFC 9112 3.2). Raises InvalidRequest: it has another form, more than
-    MAX_QUERY parameters, or a path that is not UTF-8.
+    The target is in origin form or absolute form (RFC 9112 3.2). Raises InvalidRequest if it has another form, more
+    than MAX_QUERY parameters, or a path that is not UTF-8.
     """
     if not target.startswith("/"):
         scheme, separator, rest = target.partition("://")
@@ -96,16 +95,16 @@ def parse_choice(query: Mapping[str, str], key: str, choices: tuple[str, ...]) -
 
 
 def parse_content_range(text: str | None) -> int:
-    """Return the offset, in bytes, that a Content-Range names (RFC 9110 14.4); 0 without the field.
+    """Return the offset, in bytes, in a Content-Range (RFC 9110 14.4), or 0 without the field. Raises InvalidRequest.
 
     The last byte and the total must be consistent with the first byte. They have no other effect, because the framing
-    of the message gives the length. Raises InvalidRequest.
+    of the message gives the length.
     """
     return _content_range(text)[0]
 
 
 def parse_encoded_range(text: str | None) -> tuple[int, int]:
-    """Return offset and length, in bytes, of the content of an encoded body: its Content-Range has the last byte.
+    """Return offset and length, in bytes, of the decoded content of a body, which needs a Content-Range with both ends.
 
     Raises InvalidRequest.
     """
@@ -133,7 +132,7 @@ def _content_range(text: str | None) -> tuple[int, int | None]:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The bytes that a request asks for. first None: the last `last` bytes. last None: to the end of the image."""
+    """The bytes that a request asks for. Without `first`, the last `last` ones; without `last`, to the image's end."""
 
     first: int | None
     last: int | None
@@ -141,8 +140,8 @@ class ByteRange:
     def resolve(self, size: int) -> tuple[int, int]:
         """Return the offset and the length of the range, in bytes, cut at the end of the image (RFC 9110 14.1.2).
 
-        size: bytes of the image that the ticket allows to read. Raises OutOfRange: the range begins there or later, or
-        is empty.
+        `size` is how many bytes of the image the ticket allows to read. Raises OutOfRange if the range begins there or
+        later, or is empty.
         """
         if self.first is None:
             length = min(self.last or 0, size)
@@ -156,7 +155,7 @@ class ByteRange:
 
 
 def parse_range(text: str | None) -> ByteRange | None:
-    """Return the range of a Range field. None: there is no field, or its unit is unknown (ignored, RFC 9110 14.2).
+    """Return the range of a Range field, or None without one. Ignores a field with an unknown unit (RFC 9110 14.2).
 
     Raises OutOfRange if the field is malformed or has several ranges. Several ranges need a multipart body (RFC 9110
     14.6), which no client of images asks for.
@@ -186,18 +185,18 @@ def parse_range(text: str | None) -> ByteRange | None:
 
 
 def _position(digits: str) -> int:
-    """Return the number; PAST_ALL for one of more than MAX_DIGITS digits, whose conversion would take long."""
+    """Return the number, or PAST_ALL if it has more than MAX_DIGITS digits, whose conversion would take long."""
     significant = digits.lstrip("0")
     return int(significant or "0") if len(significant) <= MAX_DIGITS else PAST_ALL
 
 
 class Zero(NamedTuple):
-    """A request to make a range read as zeros. offset, size: in bytes."""
+    """A request to make a range read as zeros. `offset` and `size` are in bytes."""
 
     offset: int
     size: int
     flush: bool
-    fast: bool  # fails with NotFast where the storage has to write zeros
+    fast: bool  # fail with NotFast where the storage has to write zeros
 
 
 @dataclass(frozen=True)
@@ -217,15 +216,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-#: Made once: json.loads() with an option makes a decoder for each document, which takes longer than parsing a PATCH.
+#: json.loads() with an option makes a decoder for each document, which takes longer than parsing a PATCH.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_patch(data: object) -> Zero | Flush:
-    """Return the operation that the JSON document of a PATCH asks for, unless it is a finalize.
-
-    Raises InvalidRequest.
-    """
+    """Return the operation that the JSON document of a PATCH asks for, if no finalize. Raises InvalidRequest."""
     if not isinstance(data, dict):
         raise InvalidRequest("Invalid request: expected a JSON object")
     op = data.get("op")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that a client sends: a request's body goes to its handler, what follows is kept until it is answered."""
+"""The bytes that a client sends. A request's body goes to its handler; later bytes wait for the request's answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,36 +9,36 @@ from ...net.watchdog import Watchdog
 from ...units import KiB
 from .framing import BodyFraming, RequestHead, read_head
 
-#: Bytes read at once where no body is expected: a head, and all of a request with 4 KiB of data.
+#: Bytes of one read where no body is expected: enough for a head, and for a whole request with 4 KiB of data.
 HEAD_READ = 8 * KiB
 
 
 class Incoming:
-    """Keep what one connection received ahead, and pass on the body of the request that runs when it is wanted.
+    """Keep the bytes that one connection has received ahead. Pass on the body of the running request when it is wanted.
 
-    scratch: memory that the socket is read into, shared by connections and used only until read().
+    `scratch` is memory that the socket is read into. Connections share it, and use it only until read().
     """
 
     def __init__(self, scratch: memoryview, watchdog: Watchdog) -> None:
-        #: Bytes behind the request that runs: the beginning of the next one.
+        #: Bytes after those of the running request: the beginning of the next one.
         self.ahead = bytearray()
-        #: Of the last request whose head was read; None: there was none, or where the next one begins is unknown.
+        #: The body of the last request whose head was read. None if there was none, or if the body's end is unknown.
         self.body: BodyFraming | None = None
-        #: The client sends no more.
+        #: Whether the client sends no more.
         self.at_eof = False
-        #: Bytes of `ahead` without the end of a head: when the head comes in pieces, each byte is searched once.
+        #: Bytes of `ahead` in which no end of a head was found, so that each byte of a head in pieces is searched once.
         self._searched = 0
         self._scratch = scratch
         self._watchdog = watchdog
         self._handler: asyncio.Protocol | None = None
-        self._wanted = False  # the handler takes the body
+        self._wanted = False  # whether the handler takes the body
         self._on_error: Callable[[Exception], None] | None = None
         self._error: Exception | None = None
 
     # From head to head
 
     def next_head(self) -> RequestHead | None:
-        """Return the head at the beginning of what was received, which stays there; None: it is not complete.
+        """Return the head at the beginning of the received bytes, where it stays, or None if it is not complete.
 
         Raises HeadTooLarge, InvalidRequest.
         """
@@ -54,7 +54,7 @@ class Incoming:
         self._wanted = False
 
     def want(self) -> None:
-        """Pass on the body, from what was received ahead of it."""
+        """Begin to pass on the body, first the bytes that were received before."""
         if self._wanted:
             return
         self._wanted = True
@@ -69,12 +69,12 @@ class Incoming:
         self._on_error = self._error = None
 
     def lost(self) -> None:
-        """Drop the references to the handler: nothing more comes."""
+        """Drop the references to the handler, because the connection is lost."""
         self._on_error = self._handler = None
 
     @property
     def complete(self) -> bool:
-        """Tell whether the end of the last request is known, and was received."""
+        """Tell whether the end of the last request is known and was received."""
         return self.body is not None and self.body.ended
 
     @property
@@ -84,27 +84,27 @@ class Incoming:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether no more is received ahead: of a body that nobody wants yet, little, to see its client leave."""
+        """Tell whether to read no more ahead. A little of an unwanted body is read, to notice if its client leaves."""
         return len(self.ahead) >= HEAD_READ or (bool(self.ahead) and (self._wanted or not self.inside_body))
 
     @property
     def unwanted(self) -> bool:
-        """Tell whether a client that may still send has sent, or announced, bytes that no handler has taken."""
+        """Tell whether the client has sent or announced bytes that no handler has taken, and may still send."""
         return (bool(self.ahead) or self.inside_body) and not self.at_eof
 
     # Bytes
 
     def get_buffer(self) -> memoryview:
-        """Return where the socket is read into."""
-        # What comes behind a body, or is not wanted, is kept until its turn.
+        """Return the memory for the next read from the socket."""
+        # Bytes after a body, or of one that is not wanted yet, have to be kept: read few of them.
         return self._scratch if self.inside_body and self._wanted else self._scratch[:HEAD_READ]
 
     def read(self, count: int) -> bytes:
-        """Return what was read."""
+        """Return a copy of the bytes that were read."""
         return bytes(self._scratch[:count])
 
     def feed(self, data: bytes) -> bytes:
-        """Pass on what belongs to the request's body and return the rest."""
+        """Pass on the bytes of the request's body, and return the others."""
         body, handler = self.body, self._handler
         if body is None or body.ended or handler is None or not self._wanted or self._error is not None:
             return data
@@ -120,13 +120,13 @@ class Incoming:
     # Errors
 
     def on_error(self, call: Callable[[Exception], None]) -> None:
-        """Call back when the body fails, at once if it has failed: the handler need not wait for the rest."""
+        """Call back when the body fails, or at once if it has failed, so that the handler does not wait for more."""
         self._on_error = call
         if self._error is not None:
             call(self._error)
 
     def end_early(self) -> None:
-        """Note that no more of the body comes."""
+        """Note that the client sends no more of the body."""
         if self.inside_body and self._wanted:
             self.fail(Truncated("The request's body is shorter than announced"))
 

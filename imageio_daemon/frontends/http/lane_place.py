@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of one connection within the limit on connections that lanes serve."""
+"""The place of one connection within the limit on connections in lanes."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ...transfers.transfer import Transfer
 
 
 def busy() -> Unavailable:
-    """Return the error of a request for which there was no place in time."""
+    """Return the error of a request that has waited too long for a place."""
     return Unavailable("Too many requests are served now")
 
 
@@ -21,15 +21,15 @@ class _Wait(NamedTuple):
 
 
 class LanePlace:
-    """Take a place for one transfer at a time, or wait for one."""
+    """Take a place, or wait for one, for one transfer at a time."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._transfer: Transfer | None = None  # the owner of the place; None: no place is taken
+        self._transfer: Transfer | None = None  # whose place it is, if one is taken
         self._wait: _Wait | None = None
 
     def enter(self, transfer: Transfer) -> bool:
-        """Take a place for the transfer, unless it has one. Return whether it has one; if not, wait() for it."""
+        """Take a place for the transfer, unless it has one. Return whether it has one now; if not, call wait()."""
         if self._transfer is not transfer:
             self.leave()
             self._transfer = transfer if self._places.enter(transfer) else None
@@ -44,14 +44,14 @@ class LanePlace:
     def wait(
         self, transfer: Transfer, seconds: float, granted: Callable[[], None], expired: Callable[[], None]
     ) -> None:
-        """Wait for a place, at most so many seconds. Either granted or expired is called, unless abandon() is."""
+        """Wait for a place, at most `seconds`. Then call `granted` or `expired`, unless abandon() was called before."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._expire, expired)
         waiting = self._places.wait(transfer, lambda: loop.call_soon(self._grant, transfer, granted))
         self._wait = _Wait(waiting, timer)
 
     async def get(self, transfer: Transfer, seconds: float) -> None:
-        """Take a place for the transfer, unless it has one. Waits at most so many seconds. Raises Unavailable."""
+        """Take a place for the transfer, unless it has one. Wait at most `seconds` for it. Raises Unavailable."""
         if self.enter(transfer):
             return
         served: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class LanePlace:
             self.abandon()
 
     def abandon(self) -> bool:
-        """Stop waiting. False: the connection did not wait, or `granted` is about to be called."""
+        """Stop waiting. Return False if the connection did not wait, or if `granted` is about to be called."""
         wait = self._wait
         if wait is None or not self._places.abandon(wait.waiting):
             return False

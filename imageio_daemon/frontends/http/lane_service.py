@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lanes of one HTTP server: the conditions for a lane, and its start."""
+"""The lanes of one HTTP server: when a connection may have a lane, and how it starts."""
 
 import dataclasses
 
@@ -29,18 +29,18 @@ class LaneService:
         return self._lanes.places
 
     def find(self, exchange: Exchange, name: str, access: Access) -> Transfer:
-        """Return the transfer of a request, and count the connection as one of the transfer's.
+        """Return the transfer of the ticket with the id `name`, and count the connection as one of the transfer's.
 
-        name: the ticket id. Raises Forbidden, TooManyConnections.
+        Raises Forbidden, TooManyConnections.
         """
         transfer = self._store.authorize(name, access)
         exchange.use(transfer)
         return transfer
 
     def covers(self, transfer: Transfer) -> bool:
-        """Tell whether the image, if it is open, has all bytes of the ticket.
+        """Tell whether the image, if it is open, has all bytes that the ticket allows.
 
-        If not, a lane gives back each plain GET, because the size that it knows may be outdated.
+        If not, a handler serves each plain GET, because the size that a lane knows may be outdated.
         """
         backend = transfer.opened
         return transfer.covered or backend is None or readable_size(transfer, backend) >= transfer.ticket.size
@@ -55,8 +55,8 @@ class LaneService:
     ) -> HttpLane:
         """Start a lane on a connection, for the open image of a transfer.
 
-        The lane takes the `received` bytes of the client first. With an instruction it does that and nothing else;
-        without one it serves plain requests. Raises Error, OSError.
+        The lane begins with the `received` bytes of the client. With an instruction it carries out that one only;
+        without, it serves plain requests. Raises Error, OSError.
         """
         backend = transfer.opened
         if backend is None:

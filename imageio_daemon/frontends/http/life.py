@@ -40,7 +40,7 @@ class ConnectionLife:
         return self.state in (State.DISCARDING, State.CLOSED)
 
     def abort(self, reason: str) -> None:
-        """Cut the connection. If a lane has it, the lane ends first."""
+        """Cut the connection. If a lane has the connection, the lane ends first."""
         self.reason = reason
         if self._handover.active:
             self._handover.abort()
@@ -48,7 +48,7 @@ class ConnectionLife:
             self._cut()
 
     def cut_off(self) -> None:
-        """Cut the connection because the server ends. Does not wait for a lane, whose storage may hang."""
+        """Cut the connection because the server ends, without waiting for a lane, whose storage may hang."""
         self.abort("shutdown")
         self._cut()
 
@@ -83,7 +83,7 @@ class ConnectionLife:
         return True
 
     def lost(self) -> None:
-        """End what the connection does, because it is lost."""
+        """Note that the connection is lost."""
         self.state = State.CLOSED
         self._stop_discarding()
 
@@ -98,7 +98,7 @@ class ConnectionLife:
 
     def _give_up(self) -> None:
         self._stop_discarding()
-        # Not finish(): under TLS it reads for up to 30 s more, until the client's close_notify (RFC 8446 6.1).
+        # Not finish(), which under TLS reads on for up to 30 s, until the client's close_notify (RFC 8446 6.1).
         self.abort(self.reason)
 
     def _stop_discarding(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers: their fields, and the bytes of those that aiohttp does not send."""
+"""Answers: their header fields, and the bytes of answers that aiohttp does not send."""
 
 import json
 import re
@@ -18,12 +18,13 @@ JSON = "application/json"
 TEXT = "text/plain; charset=UTF-8"
 BYTES = "application/octet-stream"
 
-#: The Server header, without a version: it would tell an attacker which holes there are.
+#: The Server header, without a version, which would tell attackers of known holes.
 SERVER = "imageio-daemon"
-#: In each answer that does not say otherwise. A browser must not take the bytes of an image for a page (the Fetch
-#: standard). A cache between must keep nothing (RFC 9111 5.2.2.5): the next write makes it wrong, and it would serve
-#: what a removed ticket was for. Without the field Varnish keeps an image for two minutes. nginx has to pass on bytes
-#: as they come, not collect them in memory and files (ngx_http_proxy_module, proxy_buffering).
+#: The fields of each answer that has no others of these names. A browser must not take the bytes of an image for a page
+#: (the Fetch standard). A cache on the way must keep nothing (RFC 9111 5.2.2.5): the next write changes the image, and
+#: the cache would go on to serve it after its ticket is removed. Without the field, Varnish keeps an image for two
+#: minutes. nginx has to pass bytes on as they come, not collect them in memory and files (ngx_http_proxy_module,
+#: proxy_buffering).
 COMMON = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 #: A name that needs no quotes (RFC 9110 5.6.2), and no escapes that programs read differently (RFC 6266 appendix D).
@@ -40,7 +41,7 @@ MAX_FALLBACK = 255
 def text_response(
     status: int, reason: str, headers: Mapping[str, str] | None = None, *, close: bool = False
 ) -> web.Response:
-    """Return an answer of one line of text, whatever the reason holds. close: it is the connection's last."""
+    """Return an answer with the reason as one line of text. With `close` it is the connection's last answer."""
     line = "".join(c if c.isprintable() else "?" for c in reason)
     body = f"{line}\n".encode("utf-8", "replace")
     response = web.Response(status=status, headers={"Content-Type": TEXT, **(headers or {})}, body=body)
@@ -52,7 +53,7 @@ def text_response(
 def json_response(
     data: object, headers: Mapping[str, str] | None = None, *, status: int = 200, close: bool = False
 ) -> web.Response:
-    """Return an answer that is a JSON document. close: it is the connection's last."""
+    """Return an answer with a JSON document. With `close` it is the connection's last answer."""
     fields = {"Content-Type": JSON, **(headers or {})}
     response = web.Response(status=status, headers=fields, body=json.dumps(data).encode())
     if close:
@@ -61,7 +62,7 @@ def json_response(
 
 
 def whole_headers(ticket: Ticket) -> dict[str, str]:
-    """Return the header fields of an answer that is all of an image."""
+    """Return the header fields of an answer with a whole image."""
     disposition = content_disposition(ticket.filename)
     return {"Accept-Ranges": "bytes", "Content-Type": BYTES, "Content-Disposition": disposition}
 
@@ -84,14 +85,17 @@ def content_disposition(name: str | None) -> str:
 
 
 def range_headers(ticket: Ticket, first: int | str, last: int | str, size: int) -> dict[str, str]:
-    """Return the header fields of an answer that is a range. size: bytes of the image; first, last: or placeholders."""
+    """Return the header fields of an answer with a range of an image of `size` bytes.
+
+    `first` and `last` are the range's first and last byte, or placeholders for them.
+    """
     return {**whole_headers(ticket), "Content-Range": f"bytes {first}-{last}/{size}"}
 
 
 def encode(response: web.Response, *, close: bool, to: str = "") -> bytes:
-    """Return the bytes of an answer to a request that aiohttp has not seen.
+    """Return the bytes of the answer to a request that aiohttp has not seen.
 
-    to: the request's method; HEAD gets no body.
+    `to` is the request's method; HEAD gets no body.
     """
     body = response.body or b""
     if not isinstance(body, bytes):
@@ -110,9 +114,10 @@ def head_template(
     close: bool = False,
     minor: int = 1,
 ) -> bytes:
-    """Return the bytes of an answer up to its body.
+    """Return the bytes of an answer before its body.
 
-    length, date: or placeholders; more: a placeholder of more lines. minor: of the version, as aiohttp answers it.
+    `length` and `date` are values or placeholders; `more` is a placeholder for further lines. `minor` is the minor
+    version of HTTP, chosen as aiohttp does.
     """
     lines = [f"HTTP/1.{minor} {status} {HTTPStatus(status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the HTTP services: which resource answers a request.
 
-aiohttp's router gives other answers, so it is not used. It answers an empty ticket id with 404 instead of 400, and an
-escape that is not UTF-8 with 403 instead of 400. It sorts `Allow`. It never sees a method that aiohttp's parser does
+aiohttp's router is not used, because it gives other answers. It answers an empty ticket id with 404 instead of 400, and
+an escape that is not UTF-8 with 403 instead of 400. It sorts `Allow`. It never sees a method that aiohttp's parser does
 not know, so it cannot send `Allow` for one.
 """
 
@@ -17,17 +17,16 @@ from .headers import parse_target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: Keys of a request's match_info: the name in the path, such as a ticket id; the pattern of the path, for the log.
+#: Keys of a request's match_info: the name in the path, such as a ticket id, and the path's pattern, for the log.
 NAME = "name"
 PATTERN = "pattern"
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of resource.
+    """One kind of resource: the handler of each method, and the methods in the Allow field of its answers.
 
-    methods: the handler of each method. allow: the methods in the Allow field of its answers. cors: the methods that
-    pages of other origins may use; None: they may use none.
+    `cors` has the methods that pages of other origins may use, or is None.
     """
 
     methods: Mapping[str, Handler]
@@ -36,7 +35,7 @@ class Resource:
 
 
 class Match(NamedTuple):
-    """A resource whose pattern matches a path. name: the segment at `{}`, or ""."""
+    """A resource whose pattern matches a path. `name` is the segment at `{}`, or ""."""
 
     pattern: str
     resource: Resource
@@ -44,18 +43,18 @@ class Match(NamedTuple):
 
 
 class Routes:
-    """Find resources by path. `{}` in a pattern matches any one segment, which is the name in the request."""
+    """Find resources by path. `{}` in a pattern matches any one segment, the name."""
 
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         self._resources = [(pattern, pattern[1:].split("/"), resource) for pattern, resource in resources.items()]
         self._roots = frozenset(parts[0] for _, parts, _ in self._resources)
         methods = (method for resource in resources.values() for method in resource.allow)
-        #: What `OPTIONS *` tells: the methods that any resource has, and OPTIONS itself.
+        #: The answer to `OPTIONS *`: the methods that any resource has, and OPTIONS itself.
         self.allow = tuple(dict.fromkeys(("OPTIONS", *methods)))
         self._methods = frozenset(method for resource in resources.values() for method in resource.methods)
 
     def find(self, path: list[str]) -> Match | None:
-        """Return the first resource whose pattern matches the decoded segments; None if there is none."""
+        """Return the first resource whose pattern matches the decoded segments, if there is one."""
         for pattern, parts, resource in self._resources:
             if len(parts) == len(path) and all(p in ("{}", s) for p, s in zip(parts, path, strict=True)):
                 return Match(pattern, resource, "".join(s for p, s in zip(parts, path, strict=True) if p == "{}"))
@@ -64,8 +63,8 @@ class Routes:
     def handler(self, path: list[str], method: str) -> Handler:
         """Return the handler of a method for a path. Raises NotFound, InvalidRequest, MethodNotAllowed.
 
-        A method that no resource has raises MethodNotAllowed whenever the first segment is that of a resource, also if
-        the path matches no pattern or has an empty ticket id.
+        A method that no resource has raises MethodNotAllowed if the first segment is that of a resource, even if the
+        path matches no pattern or has an empty ticket id.
         """
         found = self.find(path)
         known = method in self._methods
@@ -81,7 +80,7 @@ class Routes:
         return handler
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. This is the only handler in aiohttp's router. Raises what handler() and resources raise."""
+        """Answer a request, as the only handler in aiohttp's router. Raises what handler() and resources raise."""
         path, _ = parse_target(request.raw_path)
         if found := self.find(path):
             request.match_info[NAME] = found.name
@@ -89,7 +88,7 @@ class Routes:
         return await self.handler(path, request.method)(request)
 
     def cors(self, pattern: str) -> tuple[str, ...] | None:
-        """Return the methods that pages of other origins may use on the resource of a pattern; None: they use none."""
+        """Return the methods that pages of other origins may use on the resource of a pattern, if any."""
         return next((resource.cors for found, _, resource in self._resources if found == pattern), None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a connection's requests: one at a time goes to aiohttp or to a lane, and the next ones wait."""
+"""The order of a connection's requests. One at a time goes to aiohttp or to a lane, and the next ones wait."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ from .usage import ConnectionUsage
 
 
 class RequestSequence:
-    """Pass the requests of one connection to aiohttp or to a lane. Handlers of aiohttp use it with its exchange."""
+    """Pass the requests of one connection to aiohttp or to a lane. For handlers, this is the ConnectionControl."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class RequestSequence:
         self._handler: asyncio.Protocol | None = None
         self._handlers_transport: AiohttpTransport | None = None
         self._closing = False
-        self._is_last = False  # the connection closes after the request that runs
-        self._asks = Asks()  # of the answer to the request that runs
-        #: A lane has carried out the request that runs.
+        self._is_last = False  # whether the connection closes after the running request
+        self._asks = Asks()  # what the running request asks of its answer
+        #: Whether a lane has carried out the running request.
         self.carried_out = False
 
     # For the handlers of aiohttp
 
     @property
     def must_close(self) -> bool:
-        """Tell whether the connection closes after the answer to the request that runs."""
+        """Tell whether the connection closes after the answer to the running request."""
         return self._closing or self._is_last
 
     @property
     def body_taken(self) -> bool:
-        """Tell whether all of the request's body was received, by whoever."""
+        """Tell whether all of the request's body was received, here or by a lane."""
         return self._incoming.complete
 
     @property
@@ -75,9 +75,9 @@ class RequestSequence:
         return self._life.ends or self._transport.is_closing
 
     async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
-        """Have a lane carry out the request that runs, for the open image; return its end. Raises Unavailable, Error.
+        """Have a lane carry out the running request on the open image. Raises Unavailable, Error.
 
-        When this returns, the lane has the connection.
+        When this returns, the lane has the connection. Await what it returns for the lane's result.
         """
         ended = await self._handover.carry_out(transfer, instruction, self._incoming.ahead)
         self._life.state = State.HANDED_OVER
@@ -86,7 +86,7 @@ class RequestSequence:
         return ended
 
     def take_back(self, instruction: Instruction, end: Returned) -> None:
-        """Go on with the connection, which may be lost. Raises the Error of the request that runs."""
+        """Go on with the connection after the lane, unless it is lost. Raises the Error of the running request."""
         if not self._resume(State.SERVING, end):
             return
         if instruction.writes and instruction.body is None and end.error is not None:
@@ -97,7 +97,7 @@ class RequestSequence:
             raise end.error
 
     def answered(self, *, close: bool) -> None:
-        """Go on to the next request, or close, because the answer is complete."""
+        """Go on to the next request, or close. Call this when the answer is complete."""
         if self._life.state is not State.SERVING:
             return
         self._incoming.end()
@@ -110,19 +110,19 @@ class RequestSequence:
         self._watchdog.progress()
         if self._incoming.ahead:
             self._transport.hold("ahead")  # so that a refusal of the next request is sent before its body is read
-            # Not in this call: the handler that makes it is still on the stack.
+            # Not in this call, which comes from a handler that is still on the stack.
             asyncio.get_running_loop().call_soon(self.next)
         else:
             self._when_idle()
 
     def error_answer(self, error: Exception) -> web.Response:
-        """Return the answer to a request that has failed. The stop of the server is the reason for what it cancels."""
+        """Return the answer to a request that has failed. If the server's stop has cancelled it, the answer says so."""
         if self._closing and isinstance(error, Forbidden):
             error = Unavailable(STOPPING)
         return errors.answer(error, self.exchange.peer, json=self._asks.json)
 
     def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
-        """Send a head, and give the connection away in the next turn of the loop: the caller still has it now."""
+        """Send a head. Give the connection away in the next step of the loop, because the caller still uses it now."""
         self._usage.answered(HTTPStatus.SWITCHING_PROTOCOLS)
         self._transport.write(head)
         asyncio.get_running_loop().call_soon(self._give_away, adopt)
@@ -138,7 +138,7 @@ class RequestSequence:
     # For the connection
 
     def next(self) -> None:
-        """Start the next request of the bytes that were received, if its head is complete."""
+        """Start the next request if its head was received."""
         if self._life.state is not State.IDLE or self._transport.writing_paused:
             return
         try:
@@ -153,14 +153,14 @@ class RequestSequence:
             self._refuse(e, close=True)
 
     def close_when_idle(self) -> None:
-        """Finish the request that runs, then close."""
+        """Finish the running request, then close."""
         self._closing = True
         self._handover.refuse()
         if self._life.state is State.IDLE:
             self._life.close("shutdown")
 
     def writing_paused(self, *, paused: bool) -> None:
-        """Pause or resume the handler's writes, as the client reads; start the next request after a pause."""
+        """Pause or resume the handler's writes. After a pause, start the next request."""
         if self._handler is not None:
             if paused:
                 self._handler.pause_writing()
@@ -177,12 +177,12 @@ class RequestSequence:
             handler.connection_lost(exc)
 
     def _drop_handler(self) -> None:
-        """Let go of the handler of aiohttp, whose parser waits for a body that a lane has taken."""
+        """Drop the handler of aiohttp, whose parser still waits for a body that a lane has taken."""
         handler, self._handler = self._handler, None
         transport, self._handlers_transport = self._handlers_transport, None
         if handler is not None and transport is not None:
             transport.detach()
-            # Not in this call: the handler that makes it is still on the stack.
+            # Not in this call, which comes from the handler itself.
             asyncio.get_running_loop().call_soon(handler.connection_lost, None)
 
     # One request
@@ -231,7 +231,7 @@ class RequestSequence:
             self.next()
 
     def _resume(self, state: State, end: Returned) -> bool:
-        """Go on in a state after a lane has given the connection back. False: it is lost, or is cut."""
+        """Go on, in the state, after a lane has given the connection back. Return False if it is lost or cut."""
         self._usage.add(end.served)
         if self._life.state is not State.HANDED_OVER:
             return False
@@ -246,14 +246,14 @@ class RequestSequence:
         return True
 
     def _refuse(self, error: Exception, *, close: bool, origin: bool = False) -> None:
-        """Answer a request with an error, without aiohttp. origin: a page of another origin may read it."""
+        """Answer a request with an error, without aiohttp. With `origin`, a page of another origin may read it."""
         response = self.error_answer(error)
         if origin:
             response.headers.update(cors_headers({"origin": ""}, ""))
         self._answer(response, close=close)
 
     def _answer(self, response: web.Response, *, close: bool, to: str = "") -> None:
-        """Answer a request without aiohttp. to: its method; an answer to HEAD has no body."""
+        """Answer a request without aiohttp. If its method `to` is HEAD, the answer has no body."""
         self._usage.requests += 1
         self._life.state = State.SERVING
         self._usage.answered(response.status)
@@ -262,7 +262,7 @@ class RequestSequence:
         self.answered(close=close)
 
     def _when_idle(self) -> None:
-        """Read the socket again, or close: no received bytes are left."""
+        """Read the socket again, or close. Call this when no received request is left."""
         self._transport.release("ahead")
         if self._closing:
             self._life.close("shutdown")

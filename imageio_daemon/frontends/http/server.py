@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP services: resources, and the server that answers requests on its connections with them."""
+"""The HTTP services: the resources of each, and the server that answers requests with them."""
 
 import asyncio
 import logging
@@ -49,14 +49,14 @@ from .upgrade import NbdService, Upgrades
 
 log = logging.getLogger(__name__)
 
-#: Most bytes of one read from a socket. All connections of a server share this memory. Uploads of 256 MiB through
-#: aiohttp took 0.17 s of processor time on the unix socket and 0.42 s over TLS. 32 KiB took 0.28 s and 0.49 s. 256 KiB,
-#: most of which aiohttp has to keep, took 0.44 s and 0.74 s.
+#: Most bytes of one read from a socket. All connections of a server share this memory. An upload of 256 MiB through
+#: aiohttp took 0.17 s of processor time on the unix socket and 0.42 s over TLS; with 32 KiB 0.28 s and 0.49 s; with
+#: 256 KiB, most of which aiohttp has to keep, 0.44 s and 0.74 s.
 SCRATCH = 64 * KiB
-#: Seconds. They disable aiohttp's timer, which would cut a transfer that a lane serves. Connections have a timer of
+#: Seconds. This disables aiohttp's timer, which would cut a transfer that a lane serves. Connections have a timer of
 #: their own.
 YEARS = 10 * 365 * 24 * 3600.0
-#: Most connections of the metrics service. Prometheus has one, or a few where there are several of it.
+#: Most connections of the metrics service. A Prometheus server has one.
 METRICS_CONNECTIONS = 32
 #: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
 METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
@@ -69,10 +69,10 @@ NO_PATH = [""]
 class HttpServer:
     """Serve routes on connections.
 
-    inactivity_timeout: seconds after which an idle connection is closed that has not used a ticket. lanes: starts lanes
-    in C; None: the server has no images. limit: the places of connections.
-    trusts: clients need no ticket to keep their place. served: counts requests and bytes. services: the names in it for
-    clients of the network and of the unix socket.
+    An idle connection that has not used a ticket is closed after `inactivity_timeout` seconds. `lanes` starts lanes in
+    C; a server without images has none. `limit` has the places of connections. If the server `trusts` its clients, they
+    keep their places without a ticket. `served` counts requests and bytes, under the names in `services`: first that
+    for clients of the network, then that for clients of the unix socket.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class HttpServer:
             app,
             access_log=None,
             logger=_aiohttp_log(),
-            handler_cancellation=True,  # a handler ends when its client is gone
+            handler_cancellation=True,  # cancel a handler when its client is gone
             keepalive_timeout=YEARS,
             lingering_time=0.0,
             max_line_size=MAX_HEAD,
@@ -131,14 +131,11 @@ class HttpServer:
         return ServerConnection(self._shared)
 
     async def finish(self, timeout: float) -> None:
-        """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests."""
+        """Refuse new requests, close idle connections, and wait at most `timeout` seconds for running requests."""
         await self._admission.finish(timeout)
 
     async def stop(self, timeout: float) -> None:
-        """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests.
-
-        Connections whose requests still run then, or when the wait is cancelled, are cut off.
-        """
+        """Do as finish(). Then, or when the wait is cancelled, cut the connections whose requests still run."""
         await self._admission.stop(timeout)
         if self._runner is not None:
             await self._runner.cleanup()
@@ -151,7 +148,7 @@ class HttpServer:
         return server()
 
     def _direct(self, head: RequestHead) -> web.Response | Exception | None:
-        """Return the answer to a request whose method or path aiohttp does not know; None if aiohttp can answer it.
+        """Return the answer to a request whose method or path aiohttp does not know, or None if aiohttp can answer it.
 
         It is an error, or for `OPTIONS *` the methods of the server, which need no ticket (RFC 9110 9.3.7).
         """
@@ -181,10 +178,10 @@ def images_server(
     page: Page | None,
     nbd: Mapping[str, NbdService],
 ) -> HttpServer:
-    """Return the server of the remote and local services: images, the version of the daemon, the page.
+    """Return the server of the remote and local services: images, the version of the daemon, the page for browsers.
 
-    peer_tls: for connections to other servers of the images API. page: None if it is disabled. nbd: of connections that
-    become NBD, by service.
+    `peer_tls` is for connections to other servers of the images API. `page` is None if it is disabled. `nbd` has, for
+    each service, the NBD service of connections that change to NBD.
     """
     finalize = Finalize(store, finalizer)
     images = Images(
@@ -230,7 +227,7 @@ def control_server(
 ) -> HttpServer:
     """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health.
 
-    remote: how clients reach the remote service; see ControlResources.
+    `remote` tells how clients reach the remote service; see ControlResources.
     """
     tickets = Tickets(
         store,
@@ -256,7 +253,7 @@ def control_server(
 
 
 def metrics_server(config: Config, served: Served, exposition: Exposition, health: Health) -> HttpServer:
-    """Return the server of metrics and health checks. The oldest of METRICS_CONNECTIONS is closed for another one."""
+    """Return the server of metrics and health checks. If it has METRICS_CONNECTIONS, a new one closes the oldest."""
     return HttpServer(
         Routes(Monitoring(exposition, health, trusts=False).resources()),
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -271,11 +268,11 @@ async def _info(_: web.Request) -> web.Response:
 
 
 async def _continue_later(_: web.Request) -> None:
-    """Send no 100 Continue: Body.readinto() sends it after the request is authorised (RFC 9110 10.1.1)."""
+    """Send no 100 Continue yet: Body.readinto() sends it after the request is authorised (RFC 9110 10.1.1)."""
 
 
 class _Quiet(logging.Filter):
-    """Remove the details of requests that aiohttp cannot parse from the log: their text contains the ticket id."""
+    """Remove the details of requests that aiohttp cannot parse from the log: their text may contain the ticket id."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

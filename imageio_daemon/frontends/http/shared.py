@@ -18,10 +18,11 @@ from .lane_service import LaneService
 class HttpShared:
     """The objects that the connections of one server share.
 
-    inactivity_timeout: of a connection that has used no ticket, in seconds. make_handler: makes a handler of aiohttp.
-    direct: returns the answer or the error if aiohttp cannot answer a request. lanes: starts lanes; None: there are
-    none. served: counts requests and bytes by service. names: of the services, for clients of the network and of the
-    unix socket. scratch: memory into which all sockets are read; its content is used before the next read.
+    `inactivity_timeout` is for a connection that has used no ticket, in seconds. `make_handler` makes a handler of
+    aiohttp. `direct` returns the answer or the error for a request that aiohttp cannot answer. `lanes` starts lanes, if
+    the server has any. `served` counts requests and bytes by service, under `names`: first that for clients of the
+    network, then that for clients of the unix socket. All sockets are read into `scratch`, whose content is used before
+    the next read.
     """
 
     inactivity_timeout: float
@@ -34,5 +35,5 @@ class HttpShared:
     scratch: memoryview
 
     def service_of(self, address: str) -> str:
-        """Return the name of the service for a client of this address."""
+        """Return the name of the service for a client with this address."""
         return self.names[address == LOCAL]

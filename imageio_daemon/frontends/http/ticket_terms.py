@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terms of an HTTP lane for a ticket: what it allows, and templates of the answers to successful requests."""
+"""The terms of an HTTP lane: what the ticket allows, and templates of the answers to successful requests."""
 
 from functools import lru_cache
 
@@ -11,11 +11,11 @@ from .cors import cors_headers
 from .framing import RequestHead
 from .responses import head_template, range_headers, whole_headers
 
-#: The terms of so many tickets are cached. Making them takes 12 us, of 150 us for a connection with one request.
+#: Number of tickets whose terms are cached. Making terms takes 12 us of the 150 us of a connection with one request.
 KNOWN_TERMS = 64
 #: The prefix of an image's path.
 IMAGES = "/images/"
-#: The fields of an answer to a request with Origin that is no preflight request (the Fetch standard, CORS protocol).
+#: The fields of an answer to a request with Origin, except preflight requests (the Fetch standard, CORS protocol).
 _ORIGIN_ANSWERED = "".join(f"{name}: {value}\r\n" for name, value in cors_headers({"origin": ""}, "").items()).encode()
 
 
@@ -25,7 +25,7 @@ def ticket_id(head: RequestHead) -> str:
 
 
 def terms_of(ticket: Ticket, backend: Backend, *, writable: bool) -> HttpTerms:
-    """Return the terms of a ticket and its image as it is now. writable: Permission.writable."""
+    """Return the terms of a ticket and its image as it is now. `writable` is that of its Permission."""
     if ticket.may(Access.WRITE):
         return _make_terms(ticket, None, 0, writable)
     return _make_terms(ticket, backend.info.identity, backend.generation, writable)

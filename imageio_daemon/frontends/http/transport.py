@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport of a connection: reasons to pause reading, bytes that are not sent yet, and the close."""
+"""The transport of a connection: why reading is paused, which bytes are not sent yet, and the close."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ _CREDENTIALS = struct.Struct("iII")
 class _Gone(asyncio.Transport):
     """The transport of a connection that is lost.
 
-    It replaces asyncio's transport, which refers to the connection: the reference cycle would keep both until the
-    garbage collector runs.
+    It replaces asyncio's transport, which refers to the connection. Otherwise the reference cycle would keep both until
+    the garbage collector runs.
     """
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -61,7 +61,7 @@ class ClientTransport:
 
     @property
     def caller(self) -> Caller:
-        """Return who the client is, for events: on a unix socket the user and process that have connected (unix(7))."""
+        """Return who the client is, for events: its address, or the user and process on a unix socket (unix(7))."""
         if self.address != LOCAL:
             return {"client": self.peer}
         with socket.socket(fileno=os.dup(self.fileno)) as sock:
@@ -108,7 +108,7 @@ class ClientTransport:
         return bool(self._holds)
 
     def hold(self, why: str) -> None:
-        """Pause reading until this and all other reasons are released. Repeating a reason has no effect."""
+        """Pause reading until this and all other reasons are released. A repeated reason has no effect."""
         if not self._holds and not self.asyncio_transport.is_closing():
             self.asyncio_transport.pause_reading()
         self._holds.add(why)
@@ -127,9 +127,9 @@ class ClientTransport:
 
     @property
     def hung_up(self) -> bool:
-        """Tell whether the client cannot receive: a reset, or its end of a unix socket is closed (POLLHUP, poll(2)).
+        """Tell whether the client cannot receive, after a reset or the close of a unix socket (POLLHUP, poll(2)).
 
-        Over TCP, the next write is the first to find out that a client has closed in order.
+        Over TCP, only the next write finds out that a client has closed in order.
         """
         poller = select.poll()
         poller.register(self.fileno, 0)
@@ -140,7 +140,7 @@ class ClientTransport:
     def watch_writing(self) -> None:
         """Pause writing while the transport holds any bytes, so that at most one piece waits in it.
 
-        Writing is paused at once if the TLS handshake has left bytes.
+        Writing pauses at once if the TLS handshake has left bytes in it.
         """
         pause_when_anything_waits(self.asyncio_transport)
 

@@ -15,33 +15,33 @@ from ...transfers.transfer import Transfer
 from .request import attach, connection_of
 from .routes import Resource
 
-#: The token of the protocol. IANA has none for NBD; Incus and LXD use this one.
+#: The name of the protocol. IANA has none for NBD; Incus and LXD use this one.
 NBD = "nbd"
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: nbd\r\nConnection: Upgrade\r\n\r\n"
 
 
 class Prepared(Protocol):
-    """An NBD connection that waits for its bytes."""
+    """An NBD service for one client, which has no connection yet."""
 
     def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Serve the connection from now on. received: bytes of the client behind its request."""
+        """Serve the connection from now on. `received` has the client's bytes after its request."""
         ...
 
     def abandon(self) -> None:
-        """Release what it has, if it was not given the connection."""
+        """Release what was prepared, if adopt() was not called."""
         ...
 
 
 class NbdService(Protocol):
-    """The NBD service of connections that one HTTP service has accepted."""
+    """The NBD service of the connections of one HTTP service."""
 
     def prepare(self, transfer: Transfer, client: str) -> Prepared:
-        """Return the connection of a ticket. Raises TooManyConnections, Forbidden, Unavailable."""
+        """Prepare NBD for the ticket of a transfer. Raises TooManyConnections, Forbidden, Unavailable."""
         ...
 
 
 class Upgrades:
-    """Serve requests that ask for NBD. services: by the service that has accepted a connection."""
+    """Serve requests that ask for NBD. `services` has the NBD service for each HTTP service."""
 
     def __init__(self, store: TransferStore, services: Mapping[str, NbdService]) -> None:
         self._store = store
@@ -57,13 +57,13 @@ class Upgrades:
         return Resource({**own.methods, "GET": handler}, own.allow, own.cors)
 
     async def _upgrade(self, request: web.Request) -> web.StreamResponse:
-        """Answer 101, and let NBD have the connection. What GET is refused with is told before.
+        """Answer 101 and give the connection to NBD, unless the request is refused as any GET.
 
-        The connection is lost for HTTP then, which ends this. Raises Forbidden, TooManyConnections, Unavailable,
-        Canceled, StorageError.
+        This ends when HTTP has lost the connection. Raises Forbidden, TooManyConnections, Unavailable, Canceled,
+        StorageError.
         """
         transfer = attach(self._store, request, Access.READ)
-        await operations.info(transfer)  # which opens the image
+        await operations.info(transfer)  # opens the image
         connection = connection_of(request)
         exchange = connection.exchange
         prepared = self._services[exchange.service].prepare(transfer, exchange.peer)
@@ -76,9 +76,9 @@ class Upgrades:
 
 
 def asks_for_nbd(request: web.Request) -> bool:
-    """Tell whether a request asks for NBD, and may: others are served as if they did not (RFC 9110 7.8).
+    """Tell whether a request asks for NBD and may: HTTP/1.0 has no Upgrade, and a body would delay the change.
 
-    HTTP/1.0 has no Upgrade. What is behind a body would not be known to be NBD until the body has come.
+    A request that may not is served as if it did not ask (RFC 9110 7.8).
     """
     return (
         request.version >= HttpVersion11
@@ -89,5 +89,5 @@ def asks_for_nbd(request: web.Request) -> bool:
 
 
 def _tokens(request: web.Request, field: str) -> list[str]:
-    """Return the members of a list, in lower case (RFC 9110 5.6.1)."""
+    """Return the members of a field that is a list, in lower case (RFC 9110 5.6.1)."""
     return [token.strip().lower() for value in request.headers.getall(field, []) for token in value.split(",")]

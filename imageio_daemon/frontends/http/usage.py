@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage of a connection: its transfers, requests and bytes, which are logged at its end."""
+"""The usage of a connection: its transfers, requests and bytes, for the log line at its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from ...transfers.transfer import Transfer
 
 
 class Closable(Protocol):
-    """What is closed without a wait."""
+    """An object that closes without waiting."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release everything."""
 
 
 Kept = TypeVar("Kept", bound=Closable)
 
 
 class ConnectionUsage:
-    """Keep the transfers of one connection, what it has for each, and count its requests and bytes."""
+    """Keep the transfers of one connection, with an object for each, and count its requests and bytes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests = 0
@@ -35,13 +35,13 @@ class ConnectionUsage:
         self._opened = loop.time()
         self._transfers: list[Transfer] = []
         self._kept: dict[Transfer, Any] = {}  # Closable
-        #: What serves the request that runs, or a lane; None: neither is there.
+        #: What serves the connection now, if anything: the activity of a running request, or a lane.
         self.worker: Worker | None = None
 
     def use(self, transfer: Transfer, service: str, client: str) -> None:
         """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
 
-        service, client: of the connection, for the status. Raises TooManyConnections, Forbidden.
+        `service` and `client` are the connection's, for the status. Raises TooManyConnections, Forbidden.
         """
         if transfer in self._transfers:
             return
@@ -53,7 +53,7 @@ class ConnectionUsage:
         self._transfers.append(transfer)
 
     def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
-        """Return what is kept for a transfer that the connection uses, made once. It is closed with either of them."""
+        """Return the object kept for a transfer of the connection, made at first use. It is closed when either ends."""
         if transfer not in self._kept:
             self._kept[transfer] = make()
         kept: Kept = self._kept[transfer]
@@ -69,11 +69,11 @@ class ConnectionUsage:
 
     @property
     def has_ticket(self) -> bool:
-        """Tell whether a transfer that the connection has used is in force."""
+        """Tell whether any transfer of the connection is in force."""
         return any(transfer.in_force for transfer in tuple(self._transfers))
 
     def answered(self, status: int) -> None:
-        """Count an answer that Python has given. status: of HTTP."""
+        """Count an answer that Python has given, by its HTTP status."""
         self._refused += 400 <= status < 500
         self._failed += status >= 500
 
@@ -96,7 +96,7 @@ class ConnectionUsage:
             self._end(transfer)
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the log line at the end of the connection. seconds: since its start."""
+        """Return the fields of the log line at the connection's end. `seconds` is the time since its start."""
         return {
             "requests": self.requests,
             "received": self.received,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one NBD server: their places in the limit, and their end when the server stops."""
+"""The open connections of one NBD server: each gets a place within the limit, and ends when the server stops."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from ...net.connection_limit import Place, Stage
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option says why.
-#: The stop of the daemon waits for it.
+#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option has the
+#: reason. The daemon's stop takes this much longer.
 GRACE = 0.25
 
 
 class AdmittedNbd(Protocol):
-    """A connection in its negotiation, or the session that it becomes."""
+    """A connection in its negotiation, or its session after that."""
 
     @property
     def negotiates(self) -> bool:
@@ -25,11 +25,11 @@ class AdmittedNbd(Protocol):
         ...
 
     def shut_down(self) -> None:
-        """Finish the requests that run, refuse new ones, and close."""
+        """Finish the running requests, refuse new ones, and close."""
         ...
 
     def abort(self, reason: str) -> None:
-        """Close now. reason: for the log."""
+        """Close the connection now. `reason` is for the log."""
         ...
 
 
@@ -37,14 +37,14 @@ class NbdAdmission(Admission[AdmittedNbd]):
     """Give places to connections."""
 
     def admit(self, connection: AdmittedNbd, address: str) -> Place | None:
-        """Return a place for a connection; None while the server stops. address: of the client."""
+        """Return a place for a connection from the client's address, or None while the server stops."""
         if self._stopping:
             log.info("connection refused: the server stops")
             return None
         return self._keep(connection, self._limit.enter(Stage.SILENT, address, _dropper(connection)))
 
     def replace(self, connection: AdmittedNbd, session: AdmittedNbd) -> None:
-        """Give the place of a connection whose negotiation has ended to its session."""
+        """Give a connection's place to its session, when the negotiation has ended."""
         place = self._connections.pop(connection)
         place.drop = _dropper(session)
         self._connections[session] = place
@@ -52,7 +52,7 @@ class NbdAdmission(Admission[AdmittedNbd]):
             session.shut_down()
 
     async def stop(self, timeout: float) -> None:
-        """Refuse new requests, wait at most timeout seconds for those that run, and close all connections.
+        """Refuse new requests, wait at most `timeout` seconds for running ones, and close all connections.
 
         Connections in the negotiation are closed after GRACE seconds.
         """
@@ -75,6 +75,6 @@ class NbdAdmission(Admission[AdmittedNbd]):
 
 
 def _dropper(connection: AdmittedNbd) -> Callable[[], object]:
-    """Return a function that aborts a connection soon, because another one needs its place."""
+    """Return a function that aborts a connection in the next step of the loop, because another one needs its place."""
     loop = asyncio.get_running_loop()
     return lambda: loop.call_soon(connection.abort, "limit")

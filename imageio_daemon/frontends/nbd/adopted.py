@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation on a connection that was one of another protocol, for one ticket (ADR 59)."""
+"""The negotiation on a connection that has changed from HTTP to NBD, for one ticket (ADR 59)."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ from .shared import NbdShared
 
 
 class AdoptedHandshake(ServerHandshake):
-    """Negotiate about one transfer: it is the export by the ticket's id, and the default export, "". Others are none.
+    """Negotiate about one transfer, the only export. Its name is the ticket's id, or "", the default export.
 
     The connection counts as one of the transfer's from the beginning, so its image stays open. Raises
     TooManyConnections, Forbidden.
@@ -29,7 +29,7 @@ class AdoptedHandshake(ServerHandshake):
         self._attachment = Attachment(transfer, shared.options.name, client)
 
     def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Begin on a connection that is not read from now. received: what the client has sent for this protocol."""
+        """Begin on a connection whose reading is paused. `received` has the client's first bytes of this protocol."""
         self._transport = transport
         self._secure = transport.get_extra_info("sslcontext") is not None
         if transport.get_write_buffer_size():
@@ -46,7 +46,7 @@ class AdoptedHandshake(ServerHandshake):
             transport.resume_reading()
 
     def abandon(self) -> None:
-        """Release what this has, if it has not got the connection."""
+        """Release everything, if adopt() was not called."""
         if self._task is None:
             self._detach()
 
@@ -60,4 +60,4 @@ class AdoptedHandshake(ServerHandshake):
         return transfer, dataclasses.replace(export, name=event.name)
 
     def _enter(self, transfer: Transfer) -> None:
-        """Do nothing: the connection is attached."""
+        """Do nothing: the connection is attached already."""

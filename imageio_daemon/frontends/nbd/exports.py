@@ -20,22 +20,22 @@ from ...transfers.transfer import Transfer
 class Attachment:
     """Count a connection as one of its transfer's, and call it back when the transfer is cancelled.
 
-    service, client: of the connection, for the status. Raises TooManyConnections, Forbidden.
+    `service` and `client` are the connection's, for the status. Raises TooManyConnections, Forbidden.
     """
 
     def __init__(self, transfer: Transfer, service: str, client: str) -> None:
         self.transfer = transfer
         self._canceled = False
         self._callback: Callable[[], None] | None = None
-        #: The lane of the connection; None: it has none yet.
+        #: The lane of the connection, once it has one.
         self.worker: Worker | None = None
         soon = partial(asyncio.get_running_loop().call_soon, self._cancel)
         transfer.connections.add(self, soon, service=service, client=client, doing=self._doing)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Set the callback. It is called when the transfer is cancelled; now, if it was cancelled before.
+        """Set a callback for when the transfer is cancelled. If it was cancelled before, call it now.
 
-        The transfer may call more than once.
+        It may be called more than once.
         """
         self._callback = callback
         if self._canceled:
@@ -62,17 +62,18 @@ class Attachment:
 
 
 async def find(store: TransferStore, name: str, *, changes: bool = False) -> tuple[Transfer, Export]:
-    """Return the transfer of a ticket and its export. Opens the image after the ticket was checked.
+    """Return the transfer of a ticket and its export. Checks the ticket, then opens the image.
 
-    name: of the export, which is the ticket id. changes: a dirty bitmap is asked for. Raises Forbidden, StorageError,
-    Canceled; NotFound, BitmapInUse: the ticket gives what has changed, and no bitmap tells it.
+    `name` is the export's name, which is the ticket id. With `changes` the client asks for a dirty bitmap. Raises
+    Forbidden, StorageError, Canceled. Raises NotFound or BitmapInUse if the ticket gives what has changed, but there is
+    no bitmap of it.
     """
     transfer = store.authorize(name, Access.READ)
     info = await operations.info(transfer)
     ticket = transfer.ticket
     read_only = not transfer.permission.writable
-    # The export of a file that may grow has the size of the ticket, and reads as zeros past the end of the file. A
-    # ticket without a limit (declared_size) gives no size for that.
+    # The export of a file that may grow has the ticket's size, and reads as zeros past the end of the file. A ticket
+    # with a declared_size has no limit, so it has no size for this.
     grows = info.can_grow and not read_only and ticket.declared_size is None
     size = ticket.size if grows else min(ticket.size, info.size)
     return transfer, Export(
@@ -86,7 +87,7 @@ async def find(store: TransferStore, name: str, *, changes: bool = False) -> tup
 
 
 async def _bitmaps(transfer: Transfer, *, required: bool) -> Sequence[str]:
-    """Return the names of the bitmaps of an image. required: raise why there is none. Without, it can be read."""
+    """Return the names of an image's bitmaps. If it has none that can be used and they are `required`, raise why."""
     backend = await transfer.backend()
     try:
         return backend.bitmaps()

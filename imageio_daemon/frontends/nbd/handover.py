@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class LaneSession:
     """Own a connection in its transmission phase, until the client leaves, the transfer ends or the server stops.
 
-    connection: the socket and its TLS. poller: watches the socket after the last reply. service: name for the counts.
-    client: its address, for the log. timeout: seconds after which a client without progress is disconnected. on_lost:
-    called once, when the session has released everything.
+    `connection` is the socket and its TLS. `poller` watches the socket after the last reply. `service` is the name for
+    counts, `client` the address for the log. A client without progress is disconnected after `timeout` seconds.
+    `on_lost` is called once, when the session has released everything.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LaneSession:
         return False
 
     def start(self, rest: bytes, reply: bytes) -> None:
-        """Start the lane. rest: bytes received after the last option; reply: to that option, which the lane sends."""
+        """Start the lane. It sends the reply to the last option, and reads `rest`, the bytes received after that."""
         if self._hand_over(rest, reply):
             self._attachment.on_cancel(self._lane.refuse)
             if self._leaving:  # shut_down() was called before the lane had started
@@ -70,7 +70,7 @@ class LaneSession:
             self._lost()
 
     def _hand_over(self, rest: bytes, reply: bytes) -> bool:
-        """Start the lane. Return whether it has started; a failure is logged."""
+        """Start the lane, and return whether it has started. Logs a failure."""
         fields = self._attachment.fields()
         try:
             self._start_lane(rest, reply)
@@ -97,14 +97,14 @@ class LaneSession:
     def shut_down(self) -> None:
         """Finish the requests that have begun, and close.
 
-        What the client has sent besides gets no answer: it would be ESHUTDOWN, which programs hand on as an error, and
-        one that connects again asks the next process (qemu's reconnect-delay).
+        Requests that have not begun get no answer. With ESHUTDOWN, programs would report an error; without an answer, a
+        program that connects again (qemu's reconnect-delay) sends them to the next process.
         """
         self._leaving = True
         self._lane.leave()
 
     def abort(self, reason: str) -> None:
-        """Close now. reason: for the log."""
+        """Close the connection now. `reason` is for the log."""
         log.info("connection aborted: %s", reason, extra=self._attachment.fields())
         self._lane.abort()
 
@@ -127,7 +127,7 @@ class LaneSession:
             self._on_lost(self)
 
     def _close(self) -> None:
-        """Send close_notify of TLS, then close the socket with Poller.linger(). After abort() nothing is sent."""
+        """Send close_notify of TLS, and close the socket with Poller.linger(). After abort(), nothing is sent."""
         if self._tls is not None:
             self._tls.end()
         self._poller.linger(self._socket)

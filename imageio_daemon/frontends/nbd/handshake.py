@@ -31,12 +31,13 @@ from .shared import NbdShared
 log = logging.getLogger(__name__)
 
 #: The preferred block size, in bytes (proto.md, "Block size constraints"). nbdcopy also looks for zeros in pieces of
-#: this size. Small pieces stay in the caches of the processor. Measured with nbdcopy and 512 MiB, in MiB/s with pieces
-#: of 1M and 256K, for downloads and uploads. tmpfs, 7 rounds: 1 connection 1308, 1289 and 803, 881; 4 connections 1642,
-#: 1775 and 1152, 1120. Disk, 21 rounds: 1 connection 560, 608 and 754, 754; 4 connections 588, 651 and 741, 770.
+#: this size. Small pieces stay in the caches of the processor. Measured with nbdcopy and 512 MiB, in MiB/s, with 1 MiB
+#: and 256 KiB. tmpfs, 7 rounds: 1 connection, downloads 1308 and 1289, uploads 803 and 881; 4 connections, downloads
+#: 1642 and 1775, uploads 1152 and 1120. Disk, 21 rounds: 1 connection, downloads 560 and 608, uploads 754 and 754;
+#: 4 connections, downloads 588 and 651, uploads 741 and 770.
 PREFERRED_BLOCK = 256 * KiB
-#: Seconds that storage may take to open an image, beside those of the client. Backends give up before, but for a file
-#: system that hangs.
+#: Seconds that storage may take to open an image, in addition to the client's time. Backends give up before, unless a
+#: file system hangs.
 OPEN_TIMEOUT = 60.0
 #: Most bytes of one receive. Options are small.
 RECEIVE = 16 * KiB
@@ -72,11 +73,11 @@ class ServerHandshake(asyncio.BufferedProtocol):
         return True
 
     def shut_down(self) -> None:
-        """Make the reply to the client's next option say that the server stops (NBD_REP_ERR_SHUTDOWN)."""
+        """Answer the client's next option with NBD_REP_ERR_SHUTDOWN."""
         self._negotiation.stopping = True
 
     def abort(self, reason: str) -> None:
-        """Close now. reason: for the log."""
+        """Close the connection now. `reason` is for the log."""
         log.debug("connection aborted: %s", reason)
         if self._task is not None:
             self._task.cancel()  # during the TLS handshake there is no transport to abort
@@ -85,7 +86,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the negotiation if there is a place. The second transport of a connection has TLS, and continues it."""
+        """Start the negotiation if there is a place. The second transport, which has TLS, continues it."""
         self._transport = cast(asyncio.Transport, transport)
         if self._secure:
             return
@@ -120,11 +121,11 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._arrived.set()
 
     def pause_writing(self) -> None:
-        """Make the negotiation wait: the transport holds bytes that the socket did not take."""
+        """Make the negotiation wait while the transport holds bytes that the socket did not take."""
         self._sent.clear()
 
     def resume_writing(self) -> None:
-        """Let the negotiation go on: all bytes are sent."""
+        """Let the negotiation go on, because all bytes are sent."""
         self._sent.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -136,7 +137,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
     # The negotiation
 
     async def _run(self) -> None:
-        begin_work()  # for all options up to the one that enters: clients ask for contexts first, and go on if refused
+        begin_work()  # for all options up to the one that enters: clients that are refused contexts go on without
         self._timeout = asyncio.timeout(self._options.handshake_timeout)
         try:
             async with self._timeout:
@@ -194,7 +195,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
 
     @contextmanager
     def _storage_at_work(self) -> Iterator[None]:
-        """Give the time that storage takes back to the client, who has shown a ticket: others wait for no storage."""
+        """Do not count the time that storage takes as the client's. Only a client with a ticket waits for storage."""
         now, deadline = asyncio.get_running_loop().time, self._timeout.when()
         if deadline is None:
             raise RuntimeError("a negotiation without a time-out")
@@ -281,7 +282,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _drop(self, reason: str) -> None:
-        """Close the connection now. It has no transport during the TLS handshake, so connection_lost() may not come."""
+        """Close the connection now, without waiting for connection_lost(), which does not come in the TLS handshake."""
         log.info("connection ends in the negotiation: %s", reason, extra=logs.fields(tls=self._secure))
         self._transport.abort()
         self._leave()

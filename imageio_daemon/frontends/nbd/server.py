@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NBD service: one server for TCP, and one for the unix socket."""
+"""The NBD services: a server for TCP, one for the unix socket, and those of connections that were HTTP."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def nbd_servers(
 ) -> "tuple[NbdServer, NbdServer]":
     """Return the servers for the TCP socket and for the unix socket.
 
-    context: returns the TLS context to use now; None: there is no TLS.
+    `context` returns the TLS context to use now. It is None without TLS.
     """
     remote = NbdOptions(
         store=store,
@@ -50,9 +50,9 @@ def upgraded_servers(
     lanes: Lanes,
     handshakes: Handshakes,
 ) -> "dict[str, NbdServer]":
-    """Return the servers of connections that were HTTP, by the services that have accepted them.
+    """Return the servers of connections that were HTTP, by the name of the HTTP service.
 
-    The connections have TLS already, or none. limit: that of HTTP.
+    The connections keep the TLS that they have, and their places in `limit`, the limit of HTTP.
     """
     timeout = config.nbd.handshake_timeout
     common = NbdOptions(store=store, lanes=lanes, tls=Tls.OFF, context=None, handshake_timeout=timeout, listed=False)
@@ -80,17 +80,18 @@ class NbdServer:
         return ServerHandshake(self._shared)
 
     def prepare(self, transfer: Transfer, client: str) -> AdoptedHandshake:
-        """Return the protocol of a connection that becomes the export of one ticket. client: its address.
+        """Return the protocol of a connection that becomes the export of one ticket. `client` is its address.
 
-        The caller calls adopt() or abandon(). Raises TooManyConnections, Forbidden; Unavailable: the server stops.
+        The caller then calls adopt() or abandon(). Raises TooManyConnections or Forbidden, and Unavailable if the
+        server stops.
         """
         self._admission.require_running()
         return AdoptedHandshake(self._shared, transfer, client)
 
     async def finish(self, timeout: float) -> None:
-        """Read no more requests, wait at most timeout seconds for those that run, and close all connections.
+        """Read no more requests, wait at most `timeout` seconds for running ones, and close all connections.
 
-        A request that has not ended then gets no answer: it is for the next process, if its client connects again.
+        A request that has not ended then gets no answer. A client that connects again sends it to the next process.
         """
         await self._admission.stop(timeout)
 

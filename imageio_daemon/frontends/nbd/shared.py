@@ -11,7 +11,7 @@ from ...net.tls_socket import TlsContext
 from ...transfers.store import TransferStore
 from .admission import NbdAdmission
 
-#: Returns the TLS context to use now.
+#: A function that returns the TLS context to use now.
 MakeContext = Callable[[], TlsContext]
 
 
@@ -19,8 +19,9 @@ MakeContext = Callable[[], TlsContext]
 class NbdOptions:
     """The options of one listening socket.
 
-    tls: whether clients must, may or cannot use TLS. context: returns its context; None: there is no TLS.
-    handshake_timeout: seconds for the negotiation. listed: NBD_OPT_LIST is answered. name: of the service, for counts.
+    `tls` tells whether clients must, may or cannot use TLS, and `context` returns its context, if there is TLS.
+    `handshake_timeout` is the seconds for the negotiation. With `listed`, NBD_OPT_LIST is answered. `name` is the
+    service's, for counts.
     """
 
     store: TransferStore
@@ -36,7 +37,8 @@ class NbdOptions:
 class NbdShared:
     """The objects that the connections of one server share.
 
-    handshakes: of TLS. Their poller has the last second of connections that lanes have served; see Poller.linger().
+    `handshakes` does those of TLS. Its poller also has connections that lanes have served, for their last second; see
+    Poller.linger().
     """
 
     options: NbdOptions

@@ -24,7 +24,7 @@ _INFO = ffi.typeof("iou_info *")
 
 
 class FileBackend(EngineImage):
-    """Serve one open file or block device; see Backend for the contract."""
+    """Serve one open file or block device. Backend has the contract."""
 
     def __init__(self, engine: Engine, handle: Any, path: str, lasting_identity: str | None = None) -> None:
         super().__init__(engine, handle, path)
@@ -34,10 +34,10 @@ class FileBackend(EngineImage):
 
     @classmethod
     async def open(cls, engine: Engine, path: str, *, writable: bool, shared: bool = False) -> "FileBackend":
-        """Open the image at path. StorageError: it is not there, may not be opened, or is no file or block device.
+        """Open the image at a path. Raises StorageError if that fails, or if it is no file or block device.
 
-        An image that is writable here is locked against other programs. ImageInUse: one of them uses it. shared: it is
-        not locked.
+        A writable image is locked against other programs, unless it is `shared`. Raises ImageInUse if one of them uses
+        it.
         """
         op = Operation()
         handle = await opened(engine, engine.submit_open(path, writable=writable, shared=shared, op=op), op, path)
@@ -51,9 +51,9 @@ class FileBackend(EngineImage):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody. Raises Canceled when the image was closed."""
+        """Return what is known now, without I/O. Raises Canceled if the image was closed."""
         info = self._info()
-        # Each request asks for it, and it is nearly always the same: making it takes ten times as long as comparing.
+        # Each request asks for it, and it is nearly always the same. Making it takes ten times as long as comparing.
         changing = (info.size, info.can_punch_hole, info.can_zero_range, info.can_fallocate)
         known = self._known
         if known is None or known[0] != changing:
@@ -62,23 +62,23 @@ class FileBackend(EngineImage):
 
     @property
     def generation(self) -> int:
-        """Return a number that is another one after any change of the content, by whichever handle; 0: unknown."""
+        """Return a number that changes with any change of the content, by any handle; or 0 if it is unknown."""
         return 0 if self._closed else int(lib.iou_handle_generation(self._handle))
 
     async def available(self, op: Operation) -> int | None:
-        """Return what is free in the file system, and what the file has of it; None for block devices."""
+        """Return the bytes that are free in the file system or already the file's, or None for block devices."""
         space: int = await self._ranged(lib.IOU_STAT, op, 0, 0, lib.IOU_SPACE)
         return None if space == UNKNOWN_SPACE else space
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the image was one hole at the last refresh(), and nothing was written by this process."""
+        """Tell whether the image was one hole at the last refresh(), and this process has written nothing."""
         op.require_running()
         return bool(self._info().reads_zero)
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Tell holes from data; a hole of a raw image is a zero extent, nothing lies behind it.
+        """Yield holes and data. A hole of a raw image reads as zeros, because there is no image below it.
 
-        NotFound, BitmapInUse: no bitmap tells what has changed.
+        For Context.DIRTY, raises NotFound or BitmapInUse if no bitmap has what has changed.
         """
         dirty = context is Context.DIRTY
         if dirty:
@@ -93,7 +93,7 @@ class FileBackend(EngineImage):
         raise NotFound("The image has no dirty bitmap")
 
     async def close(self) -> None:
-        """Close the image; the descriptor is closed when this returns."""
+        """Close the image. When this returns, its descriptor is closed."""
         self._closed = True
         await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self.path)
 
@@ -106,7 +106,7 @@ class FileBackend(EngineImage):
 
 
 async def opened(engine: Engine, opening: "asyncio.Future[Any]", op: Operation, path: str) -> Any:
-    """Return the handle that is being opened. If the awaiting task is cancelled, it is closed."""
+    """Return the handle that is being opened. If the awaiting task is cancelled, close it."""
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -144,7 +144,7 @@ def _describe(info: Any, lasting_identity: str | None) -> BackendInfo:
         # On a device the kernel may write zeros for all but PUNCH_HOLE.
         can_fast_zero=bool(info.can_punch_hole or (is_file and info.can_zero_range)),
         can_fast_allocate=bool(is_file and allocates),
-        unflushed=bool(info.writable),  # by whomever: writers beside us share the pages
+        unflushed=bool(info.writable),  # other writers of the file share its pages
         identity=(info.device, info.inode),  # no inode of a file is 0
         lasting=lasting_identity,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C engine's queue of the event loop: submissions become futures, completions are reaped in batches."""
+"""The event loop's queue in the C engine. Submissions become futures, and completions are reaped in batches."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ from ..completions import METHODS, SLOW_NS, check, describe, extent_list, no_fau
 
 log = logging.getLogger(__name__)
 
-#: Most completions of one call of iou_reap(). The next turn of the loop takes the rest. A record has 72 bytes.
+#: Most completions of one call of iou_reap(). The next step of the loop takes the rest. A record has 72 bytes.
 REAP_BATCH = 64
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
@@ -27,7 +27,7 @@ Explain = Callable[[Any], Error | None]
 
 
 def no_more(_: Any) -> Error | None:
-    """Explain nothing: the numbers of C say it all."""
+    """Return None: C's numbers say it all."""
     return None
 
 
@@ -65,7 +65,7 @@ class _Pending:
 class CompletionQueue:
     """Submit operations to the engine and reap their completions, on the running loop.
 
-    Raises StorageError: no queue can be made.
+    Raises StorageError if C cannot make a queue.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -110,9 +110,9 @@ class CompletionQueue:
         explain: Explain = no_more,
         records: Any = None,
     ) -> "asyncio.Future[Any]":
-        """Start an operation; see Engine.submit(). records: for EXTENTS, the memory that C fills.
+        """Start an operation; see Engine.submit(). `records` is memory that C fills for EXTENTS.
 
-        Raises Unavailable: the engine is stopping. Raises StorageError: the engine does not accept the operation.
+        Raises Unavailable if the engine is stopping, and StorageError if it does not accept the operation.
         """
         pending = _Pending(self._loop.create_future(), kind, name, flags, offset, length, holders, explain, records)
         cookie = next(self._cookies)
@@ -131,9 +131,9 @@ class CompletionQueue:
         check(lib.iou_queue_free(self._queue), "free a completion queue")
 
     def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Any]":
-        """Note an operation that C has accepted. This thread reaps, so its completion is not reaped before.
+        """Note an operation that C has accepted. Its completion cannot come before, because this thread reaps it.
 
-        code: the result of the submission. Raises Unavailable, StorageError.
+        `code` is the result of the submission. Raises Unavailable, StorageError.
         """
         if -code == errno.ESHUTDOWN:
             raise Unavailable("The server is shutting down")
@@ -145,7 +145,7 @@ class CompletionQueue:
         return pending.future
 
     def _reap(self) -> None:
-        # If more than a batch is ready, the eventfd stays readable, and the next turn of the loop reaps the rest.
+        # If more than a batch is ready, the eventfd stays readable, and the next step of the loop reaps the rest.
         count = lib.iou_reap(self._queue, self._completions, REAP_BATCH)
         for i in range(count):
             completion = self._completions[i]
@@ -164,7 +164,7 @@ class CompletionQueue:
             self._abandon(pending, completion)
         elif completion.error:
             future.set_exception(_failure(pending, completion))
-            # The awaiting task may be gone. asyncio must not log the error then: the end of the connection is logged.
+            # The awaiting task may be gone. Then asyncio must not log the error: the end of the connection is logged.
             future.exception()
         elif pending.kind == lib.IOU_ZERO:
             future.set_result(METHODS[completion.method])
@@ -178,7 +178,7 @@ class CompletionQueue:
             future.set_result(None)
         for holder in pending.holders:
             holder.release()
-        _tell(pending, completion)  # last, so that an error here leaves no task waiting
+        _tell(pending, completion)  # at last, so that an error here leaves no task waiting
 
     def _abandon(self, pending: _Pending, completion: Any) -> None:
         if completion.error and completion.error != errno.ECANCELED:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asyncio side of the C engine: worker threads, and the queue of the event loop."""
+"""The C engine for asyncio: worker threads, and the queue of the event loop."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ from ..backend import Holder, Operation
 from ..completions import RECORD_SIZE, check, kind_name, new_records
 from .completion_queue import CompletionQueue, Explain, no_more
 
-#: Worker threads without work end after this many milliseconds.
+#: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
 
 
 class Running(NamedTuple):
-    """An operation that a worker thread runs; `seconds` since its start."""
+    """An operation that a worker thread runs. `seconds` is the time since its start."""
 
     kind: str
     path: str
@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Worker threads that exist, those that run an operation, and operations that wait."""
+    """The number of worker threads, of those that run an operation, and of operations that wait."""
 
     threads: int
     busy: int
@@ -38,22 +38,22 @@ class Load(NamedTuple):
 
 
 def async_io_error() -> str | None:
-    """Return why the kernel refuses asynchronous I/O (io_setup(2)), or None: it does not.
+    """Return why the kernel refuses asynchronous I/O (io_setup(2)), or None if it does not.
 
-    Without it, worker threads do what lanes read and write.
+    Without asynchronous I/O, worker threads do the reads and writes of lanes.
     """
     error = lib.iou_async_io()
     return os.strerror(-error) if error else None
 
 
 class Engine:
-    """Own the worker threads of the process. Used on the event loop, but for running() and load()."""
+    """Own the worker threads of the process. Use this on the event loop, except running() and load()."""
 
     def __init__(self, io_threads: int) -> None:
         result = ffi.new("iou_engine **")
         check(lib.iou_engine_new(io_threads, IDLE_MS, result), "start storage threads")
-        #: Stays as long as anything refers to it, so that no thread uses what another one has freed. C frees it after
-        #: stop(), and keeps it if threads are left.
+        #: It stays as long as anything refers to it, so that no thread uses what another one has freed. C frees it
+        #: after stop(), unless threads are left.
         self._engine = ffi.gc(result[0], lib.iou_engine_free)
         self._queue: CompletionQueue | None = None
 
@@ -66,10 +66,10 @@ class Engine:
         shared: bool = False,
         op: Operation | None = None,
     ) -> "asyncio.Future[Any]":
-        """Open an image; the result of the future is the handle, which must be closed by IOU_CLOSE.
+        """Open an image. The result of the future is the handle, which the caller closes with IOU_CLOSE.
 
-        shared: other programs may use an image that is writable here. op: cancelling it ends the open while it waits
-        for a thread. The future fails with ImageInUse, too.
+        With `shared`, other programs may use an image that is writable here. If `op` is cancelled, the open ends while
+        it waits for a thread. The future fails as that of submit(), or with ImageInUse.
         """
         flags = (
             (lib.IOU_WRITABLE if writable else 0)
@@ -81,7 +81,7 @@ class Engine:
     def submit_open_qcow2(
         self, chain: Any, path: str, *, writable: bool, shared: bool, op: Operation
     ) -> "asyncio.Future[Any]":
-        """Open an image in the format qcow2, as submit_open() does. chain: an iou_qcow2_chain, with its memory."""
+        """Open an image in the format qcow2, as submit_open() does. `chain` is an iou_qcow2_chain, with its memory."""
         flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_SHARED if shared else 0)
         return self._of_loop().submit_open_qcow2(chain, path, flags, op)
 
@@ -100,10 +100,10 @@ class Engine:
         name: str = "",
         explain: Explain = no_more,
     ) -> "asyncio.Future[Any]":
-        """Start an operation on the running loop; the holders are retained until it has ended.
+        """Start an operation on the running loop. Retains the holders until it has ended.
 
-        name: the image's, for errors. explain: see EngineImage.explain(). The future fails with StorageError, Canceled,
-        NotFast or Unavailable. Cancelling it does not end the operation.
+        `name` is the image's, for errors. For `explain`, see EngineImage.explain(). The future fails with StorageError,
+        Canceled, NotFast or Unavailable. Cancelling the future does not end the operation.
         """
         return self._of_loop().submit(
             kind, handle, flags, offset, length, memory, memory_size, control, holders, name, explain
@@ -121,9 +121,9 @@ class Engine:
         flags: int = 0,
         explain: Explain = no_more,
     ) -> "asyncio.Future[ExtentList]":
-        """Start to look at a range; the future's result tells at most so many extents from its beginning.
+        """Start to list a range. The future's result has at most `most` extents, from the beginning of the range.
 
-        They end where the image does. See submit().
+        The last one ends at the end of the image or before. See submit().
         """
         records = new_records(most)
         size = most * RECORD_SIZE
@@ -132,11 +132,11 @@ class Engine:
         )
 
     def cancel_queued(self) -> None:
-        """End operations that wait for a thread and whose control is cancelled."""
+        """End cancelled operations that wait for a thread."""
         lib.iou_cancel_queued(self._engine)
 
     def running(self, most: int = 16) -> list[Running]:
-        """Return the operations that worker threads run, longest first, at most so many."""
+        """Return at most `most` operations that worker threads run, longest first."""
         records = ffi.new("iou_running[]", most)
         count = lib.iou_engine_running(self._engine, records, most)
         return [
@@ -151,15 +151,15 @@ class Engine:
         ]
 
     def load(self) -> Load:
-        """Return what the worker threads have to do now."""
+        """Return the present load of the worker threads."""
         stats = ffi.new("iou_stats *")
         lib.iou_engine_stats(self._engine, stats)
         return Load(int(stats.threads), int(stats.busy), int(stats.queued))
 
     def new_lanes(self, memory: int) -> Any:
-        """Return what lanes of this engine share, with so many bytes of memory; see lanes/shared.py.
+        """Return C's object that the lanes of this engine share, with `memory` bytes for them; see lanes/shared.py.
 
-        It stays as long as anything refers to it. C keeps it longer if lanes are left.
+        It stays as long as anything refers to it, and in C as long as lanes are left.
         """
         result = ffi.new("iou_lanes **")
         check(lib.iou_lanes_new(self._engine, memory, result), "prepare the lanes")
@@ -173,7 +173,7 @@ class Engine:
             queue.free()
 
     def stop(self, timeout: float) -> list[Running]:
-        """Refuse new operations and wait, blocking, for those that run; return those that still do after timeout s."""
+        """Refuse new operations, and block until running ones have ended. Return those that run after `timeout` s."""
         return self.running() if lib.iou_engine_stop(self._engine, int(timeout * 1000)) else []
 
     def _of_loop(self) -> CompletionQueue:

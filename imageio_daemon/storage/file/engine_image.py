@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backends share whose images C has: operations through the engine, and the handle for lanes."""
+"""The common base of backends whose images C opens: operations through the engine, and the handle for lanes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from ..completions import check
 from ..durable import DurableRecord
 from .engine import Engine
 
-#: Extents asked for at once, in 384 KiB of records: an image of a million extents costs 61 thread hops.
+#: Extents of one call of C, in 384 KiB of records. An image of a million extents needs 61 calls in worker threads.
 EXTENTS_BATCH = 16384
 
 
 class EngineImage:
-    """An image with a handle of C; see Backend for the contract. name: in logs."""
+    """An image with a handle of C. Backend has the contract. Logs call it by its name."""
 
     def __init__(self, engine: Engine, handle: Any, name: str) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class EngineImage:
         self._closed = False
 
     def refresh(self, op: Operation) -> "asyncio.Future[Any]":
-        """Look at the size again, because others may have changed the image; make sure that its server is there."""
+        """Ask for the size again, because others may have changed the image. Fails if the image's server is gone."""
         return self._ranged(lib.IOU_STAT, op, 0, 0, 0)
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":
@@ -59,25 +59,25 @@ class EngineImage:
         return self._ranged(lib.IOU_FLUSH, op, op.offset, op.length, 0)
 
     def keep(self, record: DurableRecord) -> None:
-        """Let C record what is durable."""
+        """Have C record what is durable."""
         if record.shared:
             check(lib.iou_handle_durable(self._handle, record.shared), "record what is durable")
 
     def interrupt(self) -> None:
-        """End operations that were cancelled and wait for a thread."""
+        """End cancelled operations that wait for a thread."""
         self._engine.cancel_queued()
 
     @contextmanager
     def lane_handle(self) -> Iterator[Any]:
-        """Keep C's handle of the image open for the block. Raises Canceled when the image was closed."""
+        """Keep C's handle of the image open for the block. Raises Canceled if the image was closed."""
         if self._closed:
             raise Canceled("The image was closed")
         yield self._handle
 
     def explain(self, end: Any) -> Error | None:
-        """Return what has failed, where C's numbers do not say it all; None: they do.
+        """Return the error of an operation, or None if C's numbers say it all. Thread-safe.
 
-        end: what C tells, with error, syscall and size. May be called in any thread.
+        `end` is C's, with error, syscall and size.
         """
         return None
 

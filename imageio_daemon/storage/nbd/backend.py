@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that an NBD server has."""
+"""Images of NBD servers."""
 
 import asyncio
 import errno
@@ -26,27 +26,27 @@ log = logging.getLogger(__name__)
 
 
 class Kept:
-    """Memory that the engine keeps until an operation has ended, as a holder of it."""
+    """Memory that the engine keeps, as one of an operation's holders, until the operation has ended."""
 
     def __init__(self, memory: memoryview) -> None:
         self.address = ffi.cast("char *", ffi.from_buffer(memory))
         self.size = len(memory)
 
     def retain(self) -> None:
-        """Do nothing: it lives as long as it is referred to."""
+        """Do nothing: the reference keeps the memory."""
 
     def release(self) -> None:
         """Do nothing."""
 
 
 class NbdBackend(EngineImage):
-    """Serve one export; see Backend for the contract.
+    """Serve one export. Backend has the contract.
 
-    C has the connections. When the server is gone, running operations fail, and the next one has it connected to again;
-    but changes that were answered and not flushed may be lost then, so flushing fails for ever.
+    C has the connections. When the server is gone, running operations fail, and the next operation makes Python connect
+    again. If there were unflushed changes, they may be lost, so every flush fails from then on.
     """
 
-    #: Whether a range that stays allocated may be zeroed without data I/O, if any can.
+    #: Whether a range that stays allocated can be zeroed without data I/O, if other ranges can.
     fast_allocation: ClassVar[bool] = True
 
     def __init__(self, engine: Engine, client: NbdClient, name: str, zero_unit: int | None) -> None:
@@ -55,7 +55,7 @@ class NbdBackend(EngineImage):
         self._client = client
         self._zero_unit = zero_unit
         self._warm_up: WarmUp | None = None
-        #: Why there is no bitmap, where there is none.
+        #: The reason if there is no bitmap.
         self._no_bitmap: Error = NotFound("The image has no dirty bitmap")
 
     @classmethod
@@ -70,11 +70,13 @@ class NbdBackend(EngineImage):
         zero_unit: int | None = None,
         name: str | None = None,
     ) -> Self:
-        """Connect. zero_unit: in bytes, ranges of whole ones are sure to be zeroed without data I/O; None: none is.
+        """Connect to a server.
 
-        name: of the image, in logs of operations that fail or hang; None: that of the server.
-        Raises ServerGone; StorageError: it may not be written; Unusable: the server refuses it, or it has no size that
-        can be served. A refusal when it is connected to again may pass: a server starts before its exports are there.
+        A range of whole units of `zero_unit` bytes is sure to be zeroed without data I/O; with None, no range is.
+        `name` is for logs of operations that fail or hang; the default is the server's address. Raises ServerGone,
+        StorageError if the export is read-only and must be written, and Unusable if the server refuses it or its size
+        cannot be served. When Python connects again later, a refusal is not final, because a server may start before
+        its exports are there.
         """
         server = f"NBD server {address}"
         try:
@@ -99,7 +101,7 @@ class NbdBackend(EngineImage):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
+        """Return what is known now, without I/O."""
         agreed = self._client.agreed
         fast = self._zero_unit is not None and agreed.can(ExportFlag.SEND_FAST_ZERO)
         return BackendInfo(
@@ -115,16 +117,19 @@ class NbdBackend(EngineImage):
 
     @property
     def generation(self) -> int:
-        """Return 0: the server has other clients, maybe."""
+        """Return 0, because the server may have other clients."""
         return 0
 
     async def available(self, op: Operation) -> int | None:
-        """Return None: the server of the image does not tell."""
+        """Return None: NBD servers do not tell this."""
         op.require_running()
         return None
 
     def bitmaps(self) -> Sequence[str]:
-        """Return those that the server tells, in the order of their flags in C. BitmapInUse: a program has it."""
+        """Return the bitmaps of the server, in the order of their flags in C.
+
+        Raises NotFound if there are none, and BitmapInUse if another program uses the bitmap.
+        """
         found = self._client.agreed.bitmaps
         if not found:
             raise self._no_bitmap.with_traceback(None)
@@ -136,7 +141,7 @@ class NbdBackend(EngineImage):
         return False
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Tell what the server tells. NotFound, BitmapInUse: no dirty bitmap tells it, or the ticket does not ask."""
+        """Yield the server's extents. For Context.DIRTY, raises NotFound or BitmapInUse if there is no bitmap."""
         dirty = context is Context.DIRTY
         if dirty:
             self.bitmaps()
@@ -146,17 +151,17 @@ class NbdBackend(EngineImage):
             yield found
 
     def interrupt(self) -> None:
-        """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
+        """End cancelled operations of which nothing was sent. Others wait for their replies."""
         super().interrupt()
         if not self._closed:
             self._client.interrupt()
 
     def explain(self, end: Any) -> Error | None:
-        """Return what the server has said, or why it is gone."""
+        """Return the error that the server has sent, or why it is gone."""
         return None if self._closed else self._client.explain(end)
 
     async def close(self) -> None:
-        """Say goodbye; no connection is left when this returns. Later calls do nothing."""
+        """End the session in order. No connection is left when this returns. Later calls do nothing."""
         if not self._closed:
             closing = asyncio.run_coroutine_threadsafe(self._say_goodbye(), self._loop)
             await asyncio.shield(asyncio.wrap_future(closing))
@@ -171,14 +176,14 @@ class NbdBackend(EngineImage):
     def _unflushed(self) -> bool:
         return self._closed or bool(self._client.state.unflushed)
 
-    # Asked by WarmUp, and by subclasses
+    # For WarmUp and subclasses
 
     def first_extent(self, op: Operation, length: int) -> "asyncio.Future[ExtentList]":
-        """Return the first extent of the image, if the server is there."""
+        """Return the first extent of the image. Fails at once if the server is gone."""
         return self._extents(op, 0, length, 1, lib.IOU_LAYERS | lib.IOU_NOW)
 
     def read_whole(self, op: Operation, memory: memoryview) -> "asyncio.Future[Any]":
-        """Read the beginning of the image by one request, if the server is there."""
+        """Read the beginning of the image by one request. Fails at once if the server is gone."""
         return self._read(op, 0, memory, lib.IOU_WHOLE | lib.IOU_NOW)
 
     def _read(self, op: Operation, offset: int, memory: memoryview, flags: int) -> "asyncio.Future[Any]":
@@ -199,7 +204,7 @@ class NbdBackend(EngineImage):
 
 
 def _unusable(agreed: Agreed, server: str, *, writable: bool) -> StorageError | None:
-    """Return why an export cannot be served."""
+    """Return why an export cannot be served, if it cannot."""
     if writable and agreed.can(ExportFlag.READ_ONLY):
         return StorageError(errno.EROFS, server, "the export is read-only")
     if agreed.size % agreed.sizes.minimum:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of an image, which C runs: Python connects it, again when it has to, and tells what has failed."""
+"""The NBD client of an image. C runs it; Python connects to the server, again if need be, and explains failures."""
 
 import asyncio
 import errno
@@ -21,24 +21,25 @@ from .nbd_session import Session, open_session, same_image
 
 log = logging.getLogger(__name__)
 
-#: Bytes of one READ or WRITE. They end at multiples: a cluster of qcow2 that two writes share is zeroed first, and the
-#: second one waits for the first. Uploads of 1 GiB to Ceph RBD on 4 connections, 7 rounds, with 4 MiB and with 2 MiB:
-#: 1.47 and 1.27 s, processor time of the OSD 1.06 and 0.81 s. Less is under way then, and stays in the processor's
-#: cache. 1100 MiB into qcow2 on tmpfs: on 4 connections 0.80 s with both, on 1 connection 0.94 and 0.98 s.
+#: Bytes of one READ or WRITE, which ends at a multiple of this. A cluster of qcow2 that two writes share is zeroed
+#: first, and the second write waits for the first. Uploads of 1 GiB to Ceph RBD on 4 connections, 7 rounds, took 1.47 s
+#: with 4 MiB and 1.27 s with 2 MiB (processor time of the OSD 1.06 and 0.81 s): fewer bytes are under way, and stay in
+#: the processor's cache. 1100 MiB into qcow2 on tmpfs took 0.80 s with both on 4 connections, 0.94 and 0.98 s on one.
 PIECE = 2 * MiB
-#: Pieces of a long write that are under way at a time: qemu-nbd and the disk work while more is received.
+#: Pieces of a long write that are under way at a time, so that qemu-nbd and the disk work while more is received.
 WRITES = 3
-#: Seconds for the replies to requests that were sent, before a session is closed. All requests of the image wait
-#: meanwhile, so it is no longer than clients wait for an answer.
+#: Seconds to wait for the replies to sent requests before a session is closed. All requests of the image wait for this,
+#: so it is not longer than clients wait for an answer.
 DRAIN_TIMEOUT = 60.0
-#: The bit that tells the device numbers of servers from those of the kernel, which never have it.
+#: The bit that marks the device number of a server. Numbers of the kernel never have it.
 _NO_DEVICE = 1 << 63
 
 
 class Zeroing(NamedTuple):
-    """When zeroing is sure to need no data I/O.
+    """Which ranges are sure to be zeroed without data I/O.
 
-    unit: ranges of so many whole bytes, a power of two, are; None: none is. allocation: also where they stay allocated.
+    These are ranges of whole units of `unit` bytes, a power of two; with None there are none. `allocation` tells
+    whether this is so also for ranges that stay allocated.
     """
 
     unit: int | None = None
@@ -46,9 +47,9 @@ class Zeroing(NamedTuple):
 
 
 class NbdClient:
-    """Keep a session that works, when an operation wants one. Used on one loop; explain() on any.
+    """Keep a working session while operations need one. Use this on one loop, except explain().
 
-    session: the first one. Raises StorageError if no descriptor or memory is left; the session is left then.
+    `session` is the first one. Raises StorageError if no descriptor or memory is left, after closing the session.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class NbdClient:
         zeroing: Zeroing,
     ) -> None:
         self.address = address
-        #: What was negotiated the last time.
+        #: The result of the last negotiation.
         self.agreed: Agreed = session.agreed
-        #: Makes the error of operations after unusable().
+        #: Returns the error of operations after unusable().
         self.found_unusable: Callable[[], Error] = lambda: ServerGone(str(address), "it is not usable any more")
         self._options = options
         self._connections = connections
-        self._session: Session | None = None  # its TLS is used by C
+        self._session: Session | None = None  # kept because C uses its TLS
         self._connecting: asyncio.Task[None] | None = None
         self._refusal: tuple[int, ServerGone] | None = None
-        self._lost = False  # and it was logged
+        self._lost = False  # unflushed changes were lost, which was logged
         self._closing = False
         self._ended: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -84,7 +85,7 @@ class NbdClient:
 
     @property
     def state(self) -> Any:
-        """Return an iou_nbd_client_state. Not after close()."""
+        """Return an iou_nbd_client_state. Do not call this after close()."""
         return self._state(clear=False)
 
     @property
@@ -93,15 +94,15 @@ class NbdClient:
         return bool(self.state.life == lib.IOU_NBD_ALIVE)
 
     def interrupt(self) -> None:
-        """End operations that were cancelled and of which nothing was sent. Thread-safe, not after close()."""
+        """End cancelled operations of which nothing was sent. Thread-safe. Do not call this after close()."""
         lib.iou_nbd_client_interrupt(self.handle)
 
     def unusable(self, why: str) -> None:
-        """Fail all later operations. Thread-safe, not after close()."""
+        """Fail all later operations. Thread-safe. Do not call this after close()."""
         lib.iou_nbd_client_refuse(self.handle, why.encode(), 1)
 
     def explain(self, end: Any) -> Error | None:
-        """Return the error of an operation; see EngineImage."""
+        """Return the error of an operation; see EngineImage.explain(). Thread-safe."""
         if end.error == errno.ENODATA and end.syscall == lib.IOU_SYS_NONE:
             return OutOfRange("Requested range is outside of the image's bytes", int(end.size))
         if end.syscall != lib.IOU_SYS_SERVER:
@@ -130,7 +131,7 @@ class NbdClient:
         return StorageError(failure.error, f"NBD {command}", f"the server says {text!r}", where)
 
     async def close(self, wait: float) -> None:
-        """Say goodbye, after replies have come or so many seconds, and free the handle. No operation runs."""
+        """End the session, after all replies have come or `wait` seconds. Call this when no operation runs."""
         self._closing = True
         connecting = self._connecting
         if connecting is not None:
@@ -142,7 +143,7 @@ class NbdClient:
         self._loop.remove_reader(lib.iou_nbd_client_fd(self.handle))
 
     def free(self) -> None:
-        """Free the handle, after close(). Operations that have ended may still have references."""
+        """Free the handle. Call this after close(). Ended operations may still have references to the handle."""
         check(lib.iou_nbd_client_free(self.handle), "let go of an image")
 
     # Sessions
@@ -153,14 +154,14 @@ class NbdClient:
         return state
 
     def _begin(self, session: Session) -> None:
-        """Let C have a session. Raises StorageError."""
+        """Give C a session. Raises StorageError."""
         told, _kept = session.for_c()
         code = lib.iou_nbd_client_begin(self.handle, told)
         if code:
             session.leave()
             raise StorageError(-code, f"NBD server {self.address}", "begin a session")
         for connection in session.connections:
-            connection.sock.detach()  # it is C's
+            connection.sock.detach()  # C closes it
         self._session = session
         self.agreed = session.agreed
         if self.state.unflushed and not self._lost:
@@ -178,7 +179,7 @@ class NbdClient:
             self._connecting = asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:
-        """Begin a session, or let the operations fail that wait for one."""
+        """Begin a session. If that fails, fail the operations that wait for it."""
         refusal = ServerGone(str(self.address), "it is not connected to any more")
         begun = False
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to an NBD server until its transmission phase: connect, negotiate, start TLS (proto.md, "Handshake")."""
+"""Connections to NBD servers before the transmission phase (proto.md, "Handshake"): connect, negotiate, start TLS."""
 
 import asyncio
 import errno
@@ -23,18 +23,19 @@ log = logging.getLogger(__name__)
 #: Bytes of memory for the server's replies.
 _MEMORY = 16 * KiB
 #: Seconds after which the kernel ends a connection whose server does not acknowledge data or keeps its window closed
-#: (tcp(7), TCP_USER_TIMEOUT). The default is 15 minutes. It is twice the time that clients wait, so that a server whose
-#: storage hangs for a while keeps its connection. It also replaces the number of probes of keep_alive().
+#: (tcp(7), TCP_USER_TIMEOUT; the default is 15 minutes). This is twice the time that clients wait, so that a server
+#: whose storage hangs for a while keeps its connection. It also replaces the number of probes of keep_alive().
 STUCK_TIMEOUT = 120.0
-#: Bytes of requests that a unix socket takes: what every process may ask for (net.core.wmem_max). The kernel makes it
-#: twice as much (socket(7)). 1 GiB of data, 17 rounds with this and with the kernel's own half: to Ceph 1.16 and 1.21
-#: s, into qcow2 on tmpfs 0.72 and 0.82. With 4 MiB, an upload on one connection took 1.35 s in place of 1.14: what it
-#: holds leaves the processor's cache before it is used again.
+#: Bytes of the send buffer of a unix socket: the most that every process may ask for (net.core.wmem_max). The kernel
+#: doubles it (socket(7)). With this and with the default, which is half of it, 1 GiB took 1.16 and 1.21 s to Ceph, 0.72
+#: and 0.82 s into qcow2 on tmpfs (17 rounds). With 4 MiB, an upload on one connection took 1.35 s instead of 1.14 s,
+#: because the bytes leave the processor's cache before they are used again.
 UNIX_BUFFER = 208 * KiB
 
 
-#: Refusals that stay until somebody mends the server or the ticket, and what peers are told. Without a reply (0) the
-#: server is too old. Not ERR_POLICY and ERR_PLATFORM, with which servers also say that something is in use or broken.
+#: Refusals that are final until somebody mends the server or the ticket, with the text for clients. 0 stands for no
+#: reply, from a server that is too old. ERR_POLICY and ERR_PLATFORM are not final, because servers also send them while
+#: something is in use or broken.
 _REFUSALS = {
     Reply.ERR_UNKNOWN: "The server that has the image does not have the export",
     Reply.ERR_TLS_REQD: "The server that has the image wants TLS",
@@ -47,8 +48,8 @@ _REFUSALS = {
 class ConnectOptions(NamedTuple):
     """How to connect to a server.
 
-    dirty: negotiate the dirty bitmaps of the export. context: for TLS; None: the address has no TLS. timeout: seconds
-    for connecting and the whole negotiation. greeting_timeout: seconds from connecting to the server's greeting.
+    With `dirty`, negotiate the dirty bitmaps of the export. `context` is for TLS, if the address has TLS. `timeout` is
+    the seconds for connecting and the whole negotiation, and `greeting_timeout` those until the server's greeting.
     """
 
     dirty: bool
@@ -58,14 +59,14 @@ class ConnectOptions(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A connection in its transmission phase, and what was negotiated."""
+    """A connection in its transmission phase, and the result of the negotiation."""
 
     sock: socket.socket
     tls: TlsSocket | None
     agreed: Agreed
 
     def leave(self) -> None:
-        """Send NBD_CMD_DISC if the socket has room for it, and close the connection. For one that is not used."""
+        """Close a connection that was not used. Send NBD_CMD_DISC before, if the socket has room for it."""
         goodbye = RequestHeader(Command.DISC, 0, 0, 0, 0).pack(extended=self.agreed.extended)
         with suppress(OSError):
             if self.tls is None:
@@ -79,9 +80,9 @@ class Connection(NamedTuple):
 async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
     """Return a connection in its transmission phase.
 
-    Raises ServerGone, with the reason: the server cannot be reached, violates the protocol, exceeds a timeout or does
-    not serve now; ServerRefuses: it does not have the export, or TLS does not come about. If the task is cancelled, the
-    connection is closed.
+    Raises ServerGone, with the reason, if the server cannot be reached, violates the protocol, exceeds a timeout or
+    does not serve now. Raises ServerRefuses if it does not have the export, or if TLS cannot be started. A cancelled
+    task closes the connection.
     """
     try:
         async with asyncio.timeout(options.timeout):
@@ -104,7 +105,7 @@ async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
 
 
 class ClientHandshake:
-    """Negotiate on a socket that is connected."""
+    """Negotiate on a connected socket."""
 
     def __init__(self, address: NbdAddress, options: ConnectOptions, sock: socket.socket) -> None:
         self._address = address
@@ -116,7 +117,7 @@ class ClientHandshake:
         self._memory = memoryview(bytearray(_MEMORY))
 
     async def run(self, greeted: Callable[[], None]) -> Connection:
-        """Negotiate. greeted: called after the server's greeting.
+        """Negotiate. Call `greeted` after the server's greeting.
 
         Raises OSError, ExportRefused, ServerViolation, BadMagic.
         """
@@ -134,7 +135,7 @@ class ClientHandshake:
         return Connection(self._sock, self._tls, negotiation.agreed)
 
     def hang_up(self) -> None:
-        """Close a connection whose negotiation failed, after the negotiation's last output (NBD_OPT_ABORT)."""
+        """Close a connection whose negotiation has failed. Send the last output (NBD_OPT_ABORT) before."""
         output = self._negotiation.take_output()
         with suppress(OSError):
             if output and self._tls is None:
@@ -150,10 +151,10 @@ class ClientHandshake:
             return
         tls = self._tls
         while data:
-            data = data[await self._done(lambda: tls.write(data)) :]  # noqa: B023 - called before the next turn
+            data = data[await self._done(lambda: tls.write(data)) :]  # noqa: B023 - called before data changes
 
     async def _receive(self) -> int:
-        """Receive into the memory; return how many bytes. Raises OSError, also at the end."""
+        """Receive into the memory, and return the number of bytes. Raises OSError, also at the end."""
         tls = self._tls
         if tls is None:
             count = await self._loop.sock_recv_into(self._sock, self._memory)
@@ -173,7 +174,7 @@ class ClientHandshake:
         self._negotiation.tls_started()
 
     async def _done(self, function: Callable[[], int]) -> int:
-        """Call a function of TLS until it has a result."""
+        """Call a function of TLS until it has a result, and return that."""
         while (result := function()) in (WANTS_INPUT, WANTS_ROOM):
             await self._ready(result)
         return result
@@ -197,7 +198,7 @@ def _set(future: "asyncio.Future[None]") -> None:
 
 
 async def _connected(address: NbdAddress) -> socket.socket:
-    """Return a socket that is connected, with its options. Raises OSError."""
+    """Return a connected socket, with its options set. Raises OSError."""
     if address.socket:
         return await _connect(socket.AF_UNIX, address.socket)
     loop = asyncio.get_running_loop()
@@ -228,11 +229,11 @@ async def _connect(family: int, place: Any) -> socket.socket:
 
 
 def _refusal(error: Exception) -> str | None:
-    """Return what peers are told of a refusal that stays; None: it may pass."""
+    """Return the text for clients if a refusal is final, or None if a retry may help."""
     if isinstance(error, OSError) and error.errno == errno.EKEYREJECTED:
         return "The certificate of the server that has the image is not trusted"
     if not isinstance(error, ExportRefused):
         return None
-    if error.option == OptionType.STARTTLS and error.reply != Reply.ERR_SHUTDOWN:  # by various replies
+    if error.option == OptionType.STARTTLS and error.reply != Reply.ERR_SHUTDOWN:  # servers send various replies
         return "The server that has the image does not have TLS"
     return _REFUSALS.get(error.reply)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session: connections to one export that have negotiated the same, until C takes them over."""
+"""A session: connections to one export with the same result of negotiation, until C takes them over."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ from .client_handshake import Connection, ConnectOptions, connect
 
 log = logging.getLogger(__name__)
 
-#: Seconds for the greeting of each connection after the first. A server that serves one connection (the default of
-#: qemu-nbd) never greets the others.
+#: Seconds for the greeting on each connection after the first. A server that serves one connection at a time
+#: (qemu-nbd's default) never sends it on the others.
 GREETING_TIMEOUT = 2.0
 
 
 class Session(NamedTuple):
-    """Connections, at least one, and what was agreed."""
+    """One or more connections, and what was negotiated."""
 
     connections: tuple[Connection, ...]
 
@@ -34,7 +34,7 @@ class Session(NamedTuple):
         return self.connections[0].agreed
 
     def leave(self) -> None:
-        """Close the connections, which are not used."""
+        """Close the connections, which were not used."""
         for connection in self.connections:
             connection.leave()
 
@@ -57,7 +57,7 @@ class Session(NamedTuple):
 
 
 def _tells(name: str, bitmaps: Sequence[str]) -> int:
-    """Return what a context tells: iou_extent_flag, that of a bitmap by its place among the bitmaps."""
+    """Return the iou_extent_flag of a context's extents. That of a bitmap depends on its place in the list."""
     if name == BASE_ALLOCATION:
         return int(lib.IOU_EXTENT_ZERO)
     return int(lib.IOU_EXTENT_HOLE if name == ALLOCATION_DEPTH else lib.IOU_EXTENT_DIRTY << bitmaps.index(name))
@@ -66,8 +66,8 @@ def _tells(name: str, bitmaps: Sequence[str]) -> int:
 async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int) -> Session:
     """Open a session of 1 to `wanted` connections. Raises ServerGone if the first connection fails.
 
-    It leaves out further connections that fail, get no greeting in GREETING_TIMEOUT, or negotiate something else. If
-    the task is cancelled, all connections are closed.
+    Leaves out further connections that fail, get no greeting within GREETING_TIMEOUT, or negotiate another result. A
+    cancelled task closes all connections.
     """
     first = await connect(address, options)
     opened = [first]
@@ -104,8 +104,8 @@ async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:
-    """Tell whether the export is the same after a reconnection: size, block size, read-only flag and dirty bitmaps."""
-    # Without a bitmap that was there before, changed ranges would be reported as unchanged.
+    """Tell whether an export is still the same: its size, block size, read-only flag and dirty bitmaps."""
+    # If a bitmap is missing now, changed ranges would be reported as unchanged.
     return _identity(before) == _identity(now)
 
 

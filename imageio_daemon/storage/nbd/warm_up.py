@@ -12,37 +12,38 @@ from ...image.extents import ExtentList
 from ...units import MiB
 from ..backend import Operation
 
-#: Bytes of it: twice what a request has at most.
+#: Bytes of the request: twice as many as any other request has.
 WARM_UP = 8 * MiB
-#: Seconds for its end when the image is closed. A server that keeps its answer back for long is left without a goodbye.
+#: Seconds to wait for the reply when the image is closed. After that, the connection is closed without a goodbye.
 CLOSE_TIMEOUT = 1.0
-#: What is received goes here, for all servers and loops: nobody looks at it. So it costs the process 8 MiB, and nothing
-#: before the first reply; a buffer of the pool would keep operations waiting as long as a server does not answer.
+#: The memory for the replies of all servers, which nobody looks at. It costs the process 8 MiB, and nothing before the
+#: first reply. A buffer of the pool would keep other operations waiting until the server answers.
 UNSEEN = memoryview(mmap.mmap(-1, WARM_UP))
 
 
 class Asked(Protocol):
-    """The image that is asked for."""
+    """What the warm-up needs of an image."""
 
     def first_extent(self, op: Operation, length: int) -> Awaitable[ExtentList]:
-        """Return the first extent of the image, if the server is there."""
+        """Return the first extent of the image. Fails at once if the server is gone."""
         ...
 
     def read_whole(self, op: Operation, memory: memoryview) -> Awaitable[object]:
-        """Read the beginning of the image by one request, if the server is there."""
+        """Read the beginning of the image by one request. Fails at once if the server is gone."""
         ...
 
     def interrupt(self) -> None:
-        """End what was cancelled and not sent."""
+        """End cancelled operations that were not sent."""
         ...
 
 
 class WarmUp:
-    """Read many zeros from a server at once, beside other requests. Nothing waits for it, and it may fail.
+    """Read many zeros from a server in one request, while others run. Nothing waits for it, and it may fail.
 
-    glibc, from which qemu-nbd has the memory of each request, maps and unmaps requests as large as the largest so far
-    one by one: the kernel has to clear every page of every request. After one that is larger than all the others these
-    get memory that was used before. Zeros, because they are told and not sent.
+    qemu-nbd allocates the memory of each request from glibc. glibc maps new memory for a request as large as the
+    largest so far, and unmaps it afterwards, so that the kernel has to clear every page of every request. After one
+    request that is larger than all others, the others get memory that was used before. This request asks for zeros,
+    because the server only tells where zeros are, and does not send them.
     """
 
     def __init__(self, image: Asked) -> None:
@@ -57,7 +58,7 @@ class WarmUp:
                 await self._image.read_whole(self._op, UNSEEN)
 
     async def end(self) -> bool:
-        """End it. False: it has not ended in CLOSE_TIMEOUT, and the session has to be left at once."""
+        """Cancel the warm-up, and return whether it has ended within CLOSE_TIMEOUT. If not, cut the session."""
         self._op.cancel()
         self._image.interrupt()
         done, _ = await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)

@@ -21,49 +21,49 @@ from ..qemu.chain import Chain, File
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which an image that another program has locked is tried again, and between two tries: `qemu-img info` has
-#: its locks for milliseconds.
+#: Seconds for which opening a locked image is tried again, and seconds between two tries: `qemu-img info` locks an
+#: image for milliseconds.
 LOCKED = 1.0
 RETRY = 0.1
 
-#: What becomes of images, as metrics tell it.
+#: What can become of an image at its opening, as metrics have it.
 VERDICTS = ("native", "fallback", "refused")
 
 
 class NotNative(Exception):
-    """The engine does not do all that the image needs; nothing was changed. qemu may open it."""
+    """The engine cannot do all that the image needs. Nothing was changed, and qemu may open it."""
 
 
 _verdicts = Counter(dict.fromkeys(VERDICTS, 0))
 
 
 def verdicts() -> dict[str, int]:
-    """Return how many images got which verdict so far."""
+    """Return the number of images with each verdict so far."""
     return dict(_verdicts)
 
 
 def fall_back(path: str, why: str) -> NotNative:
-    """Note that qemu has to open an image. why: for the log."""
+    """Count and log that qemu has to open an image, and return the error. `why` is for the log."""
     _verdicts["fallback"] += 1
     log.info("%s is left to qemu-nbd: %s", path, why)
     return NotNative(why)
 
 
 class Qcow2Backend(FileBackend):
-    """Serve an image and the files below it by the engine; see Backend for the contract."""
+    """Serve an image and the files below it by the engine. Backend has the contract."""
 
     _identity: object
-    _first: int  # the generation of an image that may read as zeros; 0: it may not, or others may write to it
-    _bitmap: str | None  # that tells what has changed
-    _no_bitmap: Error  # why none does
+    _first: int  # the generation at the opening of an image that may read as zeros, else 0
+    _bitmap: str | None  # the bitmap that has what has changed
+    _no_bitmap: Error  # the reason if there is no bitmap
 
     @classmethod
     async def start(
         cls, engine: Engine, found: Chain, *, writable: bool, shared: bool, bitmap: str | None = None
     ) -> Self:
-        """Open the files of a chain. bitmap: what has changed; without it the image is served all the same.
+        """Open the files of a chain. `bitmap` has what has changed. If the image lacks it, it is served without.
 
-        Raises NotNative, Unusable: the image is damaged; ImageInUse, StorageError.
+        Raises NotNative, ImageInUse, StorageError, and Unusable if the image is damaged.
         """
         path = found.files[0].path
         if any(file.format not in ("qcow2", "raw") for file in found.files):
@@ -87,7 +87,7 @@ class Qcow2Backend(FileBackend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody. Raises Canceled when the image was closed."""
+        """Return what is known now, without I/O. Raises Canceled if the image was closed."""
         return replace(
             super().info,
             can_grow=False,
@@ -97,13 +97,13 @@ class Qcow2Backend(FileBackend):
         )
 
     def bitmaps(self) -> Sequence[str]:
-        """Return the one that the ticket names. Raises NotFound, BitmapInUse."""
+        """Return the bitmap that the ticket names. Raises NotFound, BitmapInUse."""
         if self._bitmap is None:
             raise self._no_bitmap.with_traceback(None)
         return (DIRTY_BITMAP + self._bitmap,)
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the tables say that the image reads as zeros, and it was not changed since it was opened."""
+        """Tell whether the image reads as zeros by its tables, and was not changed since it was opened."""
         op.require_running()
         size = self.info.size
         if not self._first or self.generation != self._first:
@@ -113,7 +113,7 @@ class Qcow2Backend(FileBackend):
 
 
 class _Memory:
-    """What C reads of a chain while it opens it, and its verdict."""
+    """The description of a chain that C reads while it opens it, and C's verdict."""
 
     def __init__(self, files: list[File], bitmap: str | None) -> None:
         self._texts: list[Any] = []
@@ -136,7 +136,7 @@ class _Memory:
         return str(ffi.string(self._verdict.reason).decode(errors="replace"))
 
     def why_no_bitmap(self) -> Error | None:
-        """Return why it is not known what has changed. None: it is."""
+        """Return why C cannot use the bitmap, if it cannot."""
         if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_TOLD:
             return None
         if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_IN_USE:
@@ -149,7 +149,7 @@ class _Memory:
 
 
 async def _unlocked(engine: Engine, memory: _Memory, path: str, *, writable: bool, shared: bool) -> Any:
-    """Open a chain, if need be when whoever has locked it has ended."""
+    """Open a chain. If another program has locked it, try again for LOCKED seconds."""
     tries = round(LOCKED / RETRY)
     while True:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that qemu knows how to open: an NBD server of our own for each transfer."""
+"""Images that qemu opens, in a qemu-nbd that the daemon starts for each transfer."""
 
 import logging
 from collections.abc import Awaitable, Sequence
@@ -21,21 +21,20 @@ from .process import QemuNbd
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a question whether an image reads as zeros, and the most questions, one after the other: more than 1 TiB. A
-#: question to Ceph takes 0.4 ms, so it is as long as any server takes. It has whole objects, which have 32 MiB at most:
-#: librbd before 17 counts from the wrong place if it begins within one.
+#: Bytes of one question whether an image reads as zeros, and most questions for one image, together more than 1 TiB. A
+#: question to Ceph takes 0.4 ms, so it asks for as much as any server takes. It is about whole objects, which have at
+#: most 32 MiB, because librbd before 17 counts from the wrong place if a question begins within one.
 STEP = 2 * GiB - 32 * MiB
 MAX_ASKED = 600
-#: Bytes at the end that are read instead. When qemu-nbd 7.2 looks for data at the end of an image on Ceph that has no
-#: whole sectors, it ends with an assertion.
+#: Bytes at the end that are read instead. qemu-nbd 7.2 ends with an assertion when it looks for data at the end of an
+#: image on Ceph whose size is not a multiple of sectors.
 LAST = 512
 
 
 class QemuServer(NamedTuple):
-    """How an image is served.
+    """How an image is served. The server's socket is in `run_dir`. `bitmap` is the one of the image to serve, if any.
 
-    run_dir: has the server's socket. bitmap: one of the image that the server tells. answer_timeout: as in
-    QemuNbd.start().
+    `answer_timeout` is as in QemuNbd.start().
     """
 
     run_dir: str
@@ -46,7 +45,7 @@ class QemuServer(NamedTuple):
 
 
 class QemuBackend(NbdBackend):
-    """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
+    """Serve an image through a qemu-nbd that lives as long as this object. Backend has the contract."""
 
     _server: QemuNbd
     _identity: object
@@ -57,15 +56,15 @@ class QemuBackend(NbdBackend):
     async def serve(
         cls, engine: Engine, found: chain.Chain, image: str, options: ConnectOptions, how: QemuServer
     ) -> Self:
-        """Start a server and connect to it. image: its name for logs.
+        """Start a server and connect to it. `image` is the image's name in logs.
 
-        Raises StorageError, ServerGone, ImageInUse, and Unavailable while what a killed daemon has left uses the image.
+        Raises StorageError, ServerGone, ImageInUse, and Unavailable while a server of a killed daemon uses the image.
         """
         try:
             server = await _started(found, image, how)
         except ImageInUse:
             await leftovers.ended(how.run_dir, found.node)
-            # In any case: what had the image may have ended before anybody looked.
+            # Try again even if none was found: it may have ended before the search.
             server = await _started(found, image, how)
         try:
             backend = await cls.open(
@@ -90,17 +89,17 @@ class QemuBackend(NbdBackend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
+        """Return what is known now, without I/O."""
         return replace(super().info, identity=self._identity, lasting=self._lasting)
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Ask for all of the image, until data is found or something is written; then the answer stays False."""
+        """Ask for the whole image. After data was found or something was written, the answer stays False."""
         if self._may_read_zero and not (await self._ask_for_zeros(op) and not self._was_written()):
             self._may_read_zero = False
         return self._may_read_zero
 
     async def close(self) -> None:
-        """Close the connections and end the server; the image is not open any more when this returns."""
+        """Close the connections and end the server. When this returns, the image is not open any more."""
         self._server.on_marked(_nothing)
         try:
             await super().close()
@@ -108,7 +107,7 @@ class QemuBackend(NbdBackend):
             await self._server.stop()
 
     def _found_damaged(self) -> None:
-        """Fail all later operations. Called in any thread."""
+        """Fail all later operations. Thread-safe."""
         self._client.unusable("the image is damaged")
 
     def _was_written(self) -> bool:
@@ -138,7 +137,7 @@ class QemuBackend(NbdBackend):
         return offset >= end
 
     async def _last(self, op: Operation, offset: int, length: int) -> bytearray:
-        """Read what is behind offset, without a look where data is, as qemu-nbd has for an answer in parts."""
+        """Read the bytes from offset on, without asking qemu-nbd to look where data is, as it does for other reads."""
         memory = bytearray(length)
         if length:
             await self._read(op, offset, memoryview(memory), lib.IOU_DENSE)
@@ -162,10 +161,10 @@ def _started(found: chain.Chain, image: str, how: QemuServer) -> Awaitable[QemuN
 
 
 class QemuImage(NamedTuple):
-    """An image file and how it is to be opened.
+    """An image file and how to open it.
 
-    backing_chain: with the files below it. allowed: directories in which the files that it names may be. bitmap: what
-    tells of changes. shared: other programs may use the image meanwhile.
+    With `backing_chain`, open the files below it, too. The files that it names may be in the `allowed` directories.
+    `bitmap` has what has changed. With `shared`, other programs may use the image at the same time.
     """
 
     path: str
@@ -194,8 +193,7 @@ class ManagedBackend(QemuBackend):
     ) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
-        engine: asks the image's file system. Without its bitmap an image is served, too: only who asks for what has
-        changed is refused, because nobody knows.
+        An image without the bitmap is served, too. Only requests for what has changed are refused.
         """
         found = await in_thread(
             lambda: chain.inspect(
@@ -217,10 +215,10 @@ class ManagedBackend(QemuBackend):
         return backend
 
     async def available(self, op: Operation) -> int | None:
-        """Return what is free in the file system of the image file, and what the file has of it; None: not known."""
+        """Return the bytes that are free in the image file's file system or already the file's, if that is known."""
         try:
             file = await FileBackend.open(self._engine, self._path, writable=False)
-        except StorageError:  # nothing has this name any more
+        except StorageError:  # no file has this name any more
             return None
         try:
             return await file.available(op)

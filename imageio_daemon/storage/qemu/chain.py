@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All files that have to be opened with an image file: checked, and as the block graph that qemu is given.
+"""The files that an image file needs: they are checked, and described in a block graph for qemu.
 
-A header is data of whoever wrote the image. So qemu does not follow it: qemu gets the real path and the format of every
-file, and is told where there is none. One gap remains: qemu reads the header again. A program that can write to the
-file, or rename directories on its path, between the two reads can change what is opened.
+The header of an image may come from an attacker. So qemu does not follow it: the graph has the real path and the format
+of every file, and says where there is no backing file. One gap remains, because qemu reads the header again. A program
+that writes to the file, or renames directories on its path, between the two reads can change which files are opened.
 
 All functions here block.
 """
@@ -23,10 +23,10 @@ from ...image.formats import PARSERS
 from ...units import MAX_OFFSET
 from .. import lasting
 
-#: Files below each other. Long chains are slow; those of real virtual machines have some dozen.
+#: Most files below each other. Long chains are slow; those of real virtual machines have some dozen.
 MAX_DEPTH = 64
 
-#: What gives a backing file a format.
+#: How to give a backing file a format.
 REBASE = "see qemu-img rebase -u -F"
 
 #: qemu takes `name:` at the beginning for a protocol, as in nbd:…, json:… and file:….
@@ -34,7 +34,7 @@ _PROTOCOL = re.compile(r"[^/]*:")
 
 
 class File(NamedTuple):
-    """A file of a chain. path: its real one. backing: the name in its header, whether it is followed or not."""
+    """A file of a chain, by its real path. `backing` is the name in its header, also if it is not followed."""
 
     path: str
     format: str
@@ -43,10 +43,10 @@ class File(NamedTuple):
 
 @dataclass
 class Chain:
-    """The block graph for qemu. `node`: the image as a block device, ready for JSON. `direct`: O_DIRECT works.
+    """The block graph for qemu. `node` is the image as a block device, for JSON. `direct` tells whether O_DIRECT works.
 
-    `identity`, `lasting`: of the image itself, as in BackendInfo. `zero_unit`: its own; see Header. `alone`: no
-    other file has a part of what a guest reads. `files`: those of the image, top first.
+    `identity` and `lasting` are those of the image itself, as in BackendInfo. For `zero_unit`, see Header. `alone`
+    tells that no other file has a part of what a guest reads. `files` are the files of the chain, top first.
     """
 
     node: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +63,10 @@ def inspect(
 ) -> Chain:
     """Read an image's header, and those of the files that it names.
 
-    backing_chain: whether the files below count; without them only the top layer is seen. allowed: directories in which
-    named files may be. shared: qemu locks none of the files. Raises, before anything is opened that must not be,
-    Unusable: a header cannot be served; StorageError with EPERM: it names a file outside of these directories; and any
-    other StorageError of the storage.
+    Without `backing_chain`, the files below the image are left out, so only the top layer is seen. Named files may be
+    in the `allowed` directories. With `shared`, qemu locks none of the files. Raises Unusable if an image cannot be
+    served by its header, StorageError with EPERM, before it is opened, for a file outside of the allowed directories,
+    and other StorageErrors.
     """
     inspector = _Inspector(
         path, [os.path.realpath(directory) for directory in allowed], {"locking": "off"} if shared else {}
@@ -77,14 +77,14 @@ def inspect(
 
 class _Inspector:
     def __init__(self, image: str, allowed: list[str], options: dict[str, Any]) -> None:
-        self._options = options  # of each file
+        self._options = options  # for each file
         self.chain = Chain()
         self._image = image
         self._allowed = allowed
         self._seen: set[tuple[int, int]] = set()
 
     def node(self, path: str, image_format: str, *, backing_chain: bool, depth: int) -> dict[str, Any]:
-        """Return the node of an image and of what is below it."""
+        """Return the node of an image with the files below it."""
         if image_format not in PARSERS:
             raise self._unusable("a file of it has no known format", f"{path}: {image_format[:20]!r}")
         if depth > MAX_DEPTH:
@@ -120,14 +120,14 @@ class _Inspector:
         return node
 
     def _named(self, path: str, name: str) -> str:
-        """Return the real path of what a header names. It is relative to the image as that was named itself."""
+        """Return the path of a file that a header names, relative to the directory of the image's own name."""
         if _PROTOCOL.match(name):
             raise self._unusable("it names something that is no path", f"{path}: {name[:100]!r}")
         found = os.path.realpath(os.path.join(os.path.dirname(path), name))
         if not any(os.path.commonpath([found, directory]) == directory for directory in self._allowed):
             why = f"({path} names {name!r}, which is not below [backend_nbd] allowed_paths)"
             raise StorageError(errno.EPERM, f"open {self._image}", "image header", why)
-        # By the name, not by what it leads to: the next relative name starts in its directory.
+        # The name, not the real path: the next relative name starts in the directory of this name.
         return os.path.join(os.path.dirname(path), name)
 
     def _see(self, opened: "_Opened") -> None:
@@ -136,7 +136,7 @@ class _Inspector:
         self._seen.add(opened.identity)
 
     def _unusable(self, why: str, where: str = "") -> Unusable:
-        """Return the error. why: what a peer may know. where: also the names that are in it."""
+        """Return the error. `why` is for clients and the log; `where` has names, for the log only."""
         detail = f"({where}: {why})" if where else f"({why})"
         return Unusable(f"The image cannot be served: {why}", f"open {self._image}", "image header", detail)
 
@@ -170,7 +170,7 @@ class _Opened:
 
     def read(self, offset: int, length: int) -> bytes:
         if offset > MAX_OFFSET - length:
-            return b""  # a header may name any offset; no file is that long
+            return b""  # a header may have any offset, but no file is that long
         try:
             return os.pread(self._fd, length, offset)
         except OSError as e:

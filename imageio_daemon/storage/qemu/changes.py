@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has changed in an image on Ceph since a snapshot, as `rbd diff` tells it, in a process of its own.
+"""What has changed in an image on Ceph since a snapshot, by the program `rbd diff`.
 
-It tells whole objects, of 4 MiB by default, as other backup programs ask for it: with the feature fast-diff of an image
-that takes milliseconds, whatever its size. Its answer is one JSON document, which is parsed as it comes.
+The program lists whole objects, of 4 MiB by default. If the image has the feature fast-diff, this takes milliseconds
+for an image of any size. The answer is one JSON document, which is parsed while it arrives.
 """
 
 import errno
@@ -26,30 +26,31 @@ from ..backend import Operation
 from ..threads import in_thread
 from .process import NO_PROGRAM, environment
 
-#: Processes of the daemon at a time: each has all of its answer in memory, some 100 bytes for an object.
+#: Most processes at a time. Each has all of its answer in memory, some 100 bytes for an object.
 MOST = 8
-#: The same of one image, so that a ticket leaves some for others. A backup needs one, and one more when it asks again.
+#: Most processes for one image, so that one ticket leaves some for others. A backup needs one, and two if it asks
+#: again.
 MOST_OF_IMAGE = 2
 #: Bytes that are parsed at a time: about a thousand extents.
 PIECE = 64 * KiB
-#: Longest text of one extent, in bytes.
+#: Most bytes of the text of one extent.
 MAX_TEXT = 1 * KiB
-#: Bytes of what it says that are kept.
+#: Most bytes of the program's messages that are read.
 MAX_MESSAGES = 4 * KiB
-#: What it says if the image is there and cannot be compared.
+#: The program's message if it finds the image but cannot compare it.
 DIFF_ERROR = "diff error"
 
 
 def command(image: Sequence[str], since: str) -> Sequence[str]:
-    """Return the command that compares an image with its snapshot. image: options that name it."""
+    """Return the command that compares an image with its snapshot `since`. `image` has the options that name it."""
     return ["rbd", "diff", "--format=json", "--whole-object", f"--from-snap={since}", *image]
 
 
 async def extents(command: Sequence[str], image: str, op: Operation, offset: int, end: int) -> ExtentStream:
-    """Yield the extents of a range, dirty or not, as the command tells them. image: its name for logs.
+    """Yield the extents of a range, dirty or not, from the command's answer. `image` is the image's name in logs.
 
-    Raises NotFound: there is no such snapshot; Unavailable: too many ask at the same time; StorageError. If this is
-    closed early, the process is killed.
+    Raises StorageError, NotFound if there is no such snapshot, and Unavailable if too many processes run. Closing this
+    early kills the process.
     """
     op.retain()
     try:
@@ -65,7 +66,7 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
 
 
 async def _told(process: "_Process", offset: int, end: int) -> ExtentStream:
-    """Yield the extents of a range, the last one up to its end."""
+    """Yield extents that cover the whole range."""
     parser, position = DiffParser(), offset
     while data := await in_thread(process.read):
         found = ExtentList.of((), position)
@@ -90,7 +91,7 @@ async def _told(process: "_Process", offset: int, end: int) -> ExtentStream:
 
 
 def _skip(found: ExtentList, offset: int) -> None:
-    """Add that nothing has changed up to an offset."""
+    """Add an extent without changes, up to an offset."""
     if found.end < offset:
         found.append(Extent(found.end, offset - found.end))
 
@@ -103,9 +104,9 @@ class DiffParser:
         self._position = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
-        """Yield start, end and whether there is data, of each extent that is complete, in order.
+        """Yield start, end and whether there is data, for each complete extent in order.
 
-        Raises ValueError, TypeError, KeyError: it is no such document, or tells the extents in another order.
+        Raises ValueError, TypeError or KeyError if the document is malformed, or its extents are not in order.
         """
         *texts, self._rest = (self._rest + data).split(b"}")
         if any(len(text) > MAX_TEXT for text in (*texts, self._rest)):
@@ -129,7 +130,7 @@ class DiffParser:
 
 
 class _Places:
-    """The places of processes: MOST, and MOST_OF_IMAGE for one image. Thread-safe."""
+    """The places of processes: MOST in all, and MOST_OF_IMAGE for one image. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +146,7 @@ class _Places:
     def leave(self, image: str) -> None:
         """Give a place back."""
         with self._lock:
-            self._taken -= Counter([image])  # which keeps no zeros
+            self._taken -= Counter([image])  # this drops counts of 0
 
 
 _places = _Places()
@@ -180,26 +181,26 @@ class _Process:
             self._held = held.pop_all()
 
     def read(self) -> bytes:
-        """Return a piece of its output; nothing at its end."""
-        return self._output.read1(PIECE)  # end(), in another thread, closes the pipe behind it
+        """Return a piece of its output, empty at the end."""
+        return self._output.read1(PIECE)  # if end() is called in another thread, it closes the pipe after this
 
     def succeed(self) -> None:
-        """Wait for its end. Raises NotFound: there is no such snapshot, StorageError. Its status is an errno."""
+        """Wait for its end. Raises NotFound if there is no such snapshot, and StorageError for other failures."""
         status = self._process.wait()
         if not status:
             return
         said = " ".join(os.pread(self._errors.fileno(), MAX_MESSAGES, 0).decode(errors="replace").split())
-        # ENOENT is also the status if there is no key.
+        # The status of rbd is an errno. ENOENT is also the status if there is no key.
         if status == errno.ENOENT and DIFF_ERROR in said:
             raise NotFound("The image does not have the snapshot with which the ticket compares it")
         number = status if status in errno.errorcode else errno.EIO
         raise StorageError(number, f"compare {self._image}", "rbd", f"(status {status}: {said})")
 
     def failure(self, why: str) -> StorageError:
-        """Return the error for an answer that is none."""
+        """Return the error for a malformed answer."""
         return StorageError(errno.EPROTO, f"compare {self._image}", "rbd", why)
 
     def end(self) -> None:
-        """Kill it, if it has not ended, and release all that it has."""
+        """Kill the process, if it has not ended, and release everything."""
         self._process.kill()
         self._held.close()

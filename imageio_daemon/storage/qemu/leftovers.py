@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that a daemon has left which was killed: they write what they cache, end by themselves, and take time.
+"""Servers that a killed daemon has left. They write what they cache and end by themselves, which takes time.
 
-One is known by its command line, which has the name of a private directory that only a daemon with the same run
-directory makes. A number of a process alone, as a pid file has it, may be that of another one by now.
+The command line identifies such a server: it has the name of a private directory, which only a daemon with the same run
+directory makes. A process id from a pid file is not enough, because another process may have it by now.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from .process import DIRECTORY, JSON, STOP_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks whether one has ended.
+#: Seconds between two checks whether they have ended.
 POLL = 0.05
 
 
 def remove_directories(run_dir: str) -> None:
-    """Remove the directories of servers whose daemon was killed from the run directory. Blocks."""
+    """Remove the directories of a killed daemon's servers from the run directory. Blocks."""
     for name in os.listdir(run_dir):
         if name.startswith(DIRECTORY):
             shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
@@ -37,8 +37,8 @@ def remove_directories(run_dir: str) -> None:
 async def ended(run_dir: str, node: dict[str, Any]) -> None:
     """Wait until no server of a killed daemon has a file of an image.
 
-    node: the image's block node. Each gets a SIGTERM: the kernel has sent one when its daemon was killed, unless that
-    was between fork and exec. Raises Unavailable if one takes longer than STOP_TIMEOUT.
+    `node` is the image's block node. Each server gets a SIGTERM. The kernel has sent one when the daemon was killed,
+    but not if that was between fork and exec. Raises Unavailable if one takes longer than STOP_TIMEOUT.
     """
     deadline = time.monotonic() + STOP_TIMEOUT
     with ExitStack() as held:
@@ -57,11 +57,11 @@ async def ended(run_dir: str, node: dict[str, Any]) -> None:
 
 
 def _find(run_dir: str, files: set[str]) -> list[int]:
-    """Return pidfds (pidfd_open(2)) of the servers that have one of the files, which the caller closes. Blocks."""
+    """Return pidfds (pidfd_open(2)) of the servers that have one of the files. The caller closes the pidfds. Blocks."""
     found = []
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
         with ExitStack() as held, suppress(OSError):  # it has ended, or is another user's and hidden
-            pidfd = os.pidfd_open(pid)  # first, so that what is looked at is what is waited for
+            pidfd = os.pidfd_open(pid)  # first, so that the process that is checked is the one that is waited for
             held.callback(os.close, pidfd)
             if _is_left(pid, os.path.join(run_dir, DIRECTORY), files):
                 held.pop_all()
@@ -70,7 +70,7 @@ def _find(run_dir: str, files: set[str]) -> list[int]:
 
 
 def _is_left(pid: int, beginning: str, files: set[str]) -> bool:
-    """Tell whether a process is a server that no daemon has any more, with one of these files. Raises OSError."""
+    """Tell whether a process is a server whose daemon is gone, and has one of the files open. Raises OSError."""
     proc = f"/proc/{pid}"
     with open(f"{proc}/cmdline", "rb") as file:
         words = os.fsdecode(file.read()).split("\0")
@@ -87,7 +87,7 @@ def _is_left(pid: int, beginning: str, files: set[str]) -> bool:
 
 
 def _open_files(proc: str) -> Iterator[str]:
-    """Yield the paths of what a process has open: its command may name an image by a link (process.py)."""
+    """Yield the paths of a process's open files, because its command may name an image by a link (process.py)."""
     for descriptor in os.listdir(f"{proc}/fd"):
         with suppress(OSError):
             yield os.readlink(f"{proc}/fd/{descriptor}")
@@ -103,7 +103,7 @@ def _files(node: object) -> Iterator[str]:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """Tell whether a process has ended: its pidfd is readable then."""
+    """Tell whether a process has ended, which makes its pidfd readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qemu-nbd process for one transfer, for image formats that only qemu reads and writes."""
+"""A qemu-nbd process for one transfer, for images that only qemu reads and writes."""
 
 import asyncio
 import errno
@@ -24,29 +24,30 @@ from .chain import Chain
 
 log = logging.getLogger(__name__)
 
-#: Seconds until it accepts connections. It takes some 20 ms, and more when opening takes long on slow storage.
+#: Most seconds until qemu-nbd accepts connections. It takes some 20 ms, and longer to open an image on slow storage.
 START_TIMEOUT = 30.0
-#: Seconds that it may take to end: it writes cached metadata then. Below the daemon's own shutdown_timeout.
+#: Most seconds until qemu-nbd ends, in which it writes cached metadata. This is less than the daemon's
+#: shutdown_timeout.
 STOP_TIMEOUT = 20.0
-#: The same for one that waits for a cluster to open the image: it takes no signal then, and has written nothing.
+#: The same while qemu-nbd waits for a cluster to open the image. It ignores signals then, and has written nothing.
 WAITING_STOP_TIMEOUT = 1.0
-#: Seconds between SIGTERMs: for some 10 ms at its start it ignores them.
+#: Seconds between SIGTERMs. qemu-nbd ignores them for some 10 ms at its start.
 SIGNAL_INTERVAL = 0.2
-#: Seconds between checks for its pid file. The first OPTIONS of a qcow2 image takes 13 ms, and 17 with 0.01.
+#: Seconds between checks for its pid file. The first OPTIONS of a qcow2 image takes 13 ms, and 17 ms with 0.01.
 POLL = 0.002
-#: Bytes of its standard error that are kept: the last ones.
+#: Most bytes of its standard error that are kept, the last ones.
 MAX_MESSAGES = 4096
 
-#: For the allocator of glibc (mallopt(3)): it keeps freed memory in place of mapping and unmapping the buffer of each
-#: request, which the kernel has to clear. 1 GiB into a qcow2 image in memory, in requests of 256 KiB, took qemu-nbd
-#: 0.97 s of processor time without and 0.42 s with it, and 3 MiB more memory. 32 MiB is the most that glibc takes as a
-#: threshold (HEAP_MAX_SIZE / 2).
+#: Options for the allocator of glibc (mallopt(3)), which then keeps freed memory. Otherwise it maps and unmaps the
+#: buffer of each request, and the kernel has to clear it. For 1 GiB into a qcow2 image in memory, in requests of 256
+#: KiB, qemu-nbd needed 0.97 s of processor time without them and 0.42 s with them, and 3 MiB more memory. 32 MiB is the
+#: largest threshold that glibc takes (HEAP_MAX_SIZE / 2).
 MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
-#: What a peer is told if a program of qemu or Ceph is not installed.
+#: The text for clients if a program of qemu or Ceph is not installed.
 NO_PROGRAM = "The server lacks a program for images of this kind"
 
 DIRECTORY = "qemu-nbd-"
-#: What the argument begins with that names the image: qemu takes JSON behind it.
+#: The beginning of the argument that names the image. qemu reads JSON after it.
 JSON = "json:"
 SOCKET = "socket"
 PID_FILE = "pid"
@@ -55,13 +56,13 @@ PID_FILE = "pid"
 class QemuNbd:
     """A running qemu-nbd, which serves one image on a unix socket in a private directory.
 
-    A thread waits for it from its start to its end. It ends with the daemon: setpriv asks the kernel for a SIGTERM when
-    that thread ends (PR_SET_PDEATHSIG, prctl(2)), at which qemu-nbd writes what it caches and ends. A preexec_fn could
-    ask, too, but is not safe in a process with threads.
+    A thread waits for the process from its start to its end. The process ends with the daemon: setpriv asks the kernel
+    for a SIGTERM when that thread ends (PR_SET_PDEATHSIG, prctl(2)), and at a SIGTERM qemu-nbd writes what it caches
+    and ends. A preexec_fn could ask for it, too, but is not safe in a process with threads.
 
-    One that waits for a cluster to open the image takes no SIGTERM. If the daemon is killed then, it stays, with no
-    lock and nothing written, until the cluster answers or librados gives up. It ends then, because the next daemon has
-    removed the directory (leftovers.py). systemd kills it with the daemon.
+    While qemu-nbd waits for a cluster to open the image, it ignores SIGTERM. If the daemon is killed then, qemu-nbd
+    stays until the cluster answers or librados gives up. It has no lock and has written nothing. Then it ends, because
+    the next daemon has removed its directory (leftovers.py). Under systemd, it is killed together with the daemon.
     """
 
     def __init__(self, command: Sequence[str], directory: str, image: str, bitmap: str | None) -> None:
@@ -71,10 +72,10 @@ class QemuNbd:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
-        # It has found that the image is damaged, and every request fails.
+        # Whether qemu-nbd has found that the image is damaged. Every request fails then.
         self._has_marked = False
         self._on_marked: Callable[[], None] | None = None
-        #: Done when it has ended, with its messages.
+        #: The messages of the process, once it has ended.
         self._ended: Future[str] = start_thread(lambda: self._follow(command))
 
     @classmethod
@@ -89,13 +90,13 @@ class QemuNbd:
         bitmap: str | None = None,
         answer_timeout: float | None = None,
     ) -> "QemuNbd":
-        """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
+        """Start qemu-nbd, and wait until it serves. `image` is the image's name in logs, `bitmap` the bitmap to serve.
 
-        answer_timeout: seconds for a cluster to answer; None: there is none, START_TIMEOUT counts. While it waits for a
-        cluster, it is killed if it does not end in WAITING_STOP_TIMEOUT.
+        `answer_timeout` is the seconds for a cluster to answer. Without a cluster it is None, and START_TIMEOUT counts.
+        If the start fails, a qemu-nbd that waits for a cluster is killed after WAITING_STOP_TIMEOUT.
 
-        Raises Unusable: the program is missing. StorageError: it does not start in time. What reasons.not_opened()
-        has: it ends at once, and says why.
+        Raises Unusable if the program is missing, StorageError if it does not start in time, and the error of
+        reasons.not_opened() if it ends at its start.
         """
         directory, node = await in_thread(lambda: _prepare(run_dir, chain.node), _discard)
         options = _options(directory, writable=writable, direct=chain.direct, bitmap=bitmap)
@@ -111,13 +112,13 @@ class QemuNbd:
 
     @property
     def address(self) -> NbdAddress:
-        """Return the address of its socket."""
+        """Return the address of the server's socket."""
         return NbdAddress(socket=os.path.join(self._directory, SOCKET))
 
     def on_marked(self, callback: Callable[[], None]) -> None:
-        """Call a function, in any thread, when it has found that the image is damaged; at once if it has already.
+        """Set a function to call, in any thread, when qemu-nbd finds that the image is damaged.
 
-        It replaces the function before, which is not called any more.
+        If it has found that before, call the function at once. The function that was set before is not called any more.
         """
         with self._lock:
             self._on_marked = callback
@@ -131,7 +132,7 @@ class QemuNbd:
                 self._on_marked()
 
     async def stop(self) -> None:
-        """End it by SIGTERM, at which it writes what it caches, or by SIGKILL after STOP_TIMEOUT."""
+        """End the process by SIGTERM, at which it writes what it caches, or by SIGKILL after STOP_TIMEOUT."""
         await self._end(STOP_TIMEOUT)
 
     async def _end(self, timeout: float) -> None:
@@ -150,7 +151,7 @@ class QemuNbd:
         await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
 
     async def _serving(self, timeout: float) -> None:
-        """Wait until it accepts connections: it writes its pid file then."""
+        """Wait until the process accepts connections, which it shows by its pid file."""
         ended = asyncio.wrap_future(self._ended)
         deadline = time.monotonic() + timeout
         while not self._is_ready():
@@ -165,7 +166,7 @@ class QemuNbd:
         return os.path.exists(os.path.join(self._directory, PID_FILE))
 
     def _follow(self, command: Sequence[str]) -> str:
-        """Run it to its end and return its messages. Blocks."""
+        """Run the process to its end, and return its messages. Blocks."""
         with self._lock:
             if self._stopping:
                 return "stopped before it was started"
@@ -190,7 +191,7 @@ class QemuNbd:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of programs of qemu and Ceph: without CEPH_ARGS, which librados would follow."""
+    """Return the environment of programs of qemu and Ceph, without CEPH_ARGS, which librados would follow."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "GLIBC_TUNABLES": MALLOC}
 
 
@@ -206,7 +207,7 @@ def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
             env=environment(),
             cwd="/",
             umask=0o177,
-            start_new_session=True,  # signals to the daemon's process group are not for it: it ends after the daemon
+            start_new_session=True,  # it must not get signals to the daemon's process group, and ends after the daemon
         )
         descriptors.restore_limit(process.pid)
     except BaseException:
@@ -220,8 +221,8 @@ def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
 def _prepare(run_dir: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a new directory that only the daemon's user can read, and the node for JSON.
 
-    Raises StorageError, Unusable. qemu reads JSON that is UTF-8: a file whose name is not gets another one, of a link
-    to it in the directory.
+    Raises StorageError, Unusable. qemu reads JSON in UTF-8. A file whose name is not UTF-8 gets a link in the
+    directory, whose name is in the node.
     """
     for program in ("qemu-nbd", "setpriv"):
         if shutil.which(program) is None:
@@ -238,7 +239,7 @@ def _prepare(run_dir: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _linked(node: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Return a node whose names are text. Raises OSError."""
+    """Return a node whose names are all UTF-8. Raises OSError."""
     made = dict(node)
     for key, value in node.items():
         if isinstance(value, dict):
@@ -252,7 +253,7 @@ def _linked(node: dict[str, Any], directory: str) -> dict[str, Any]:
 def _is_text(name: str) -> bool:
     try:
         name.encode()
-    except UnicodeEncodeError:  # it has bytes that are not UTF-8, as os.fsdecode() has them
+    except UnicodeEncodeError:  # os.fsdecode() has found bytes that are not UTF-8
         return False
     return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on Ceph, without a device on this host: qemu's rbd driver, which is librbd, has them."""
+"""Images on Ceph, by qemu's rbd driver (librbd), without a device on this host."""
 
 import errno
 from contextlib import aclosing
@@ -15,17 +15,18 @@ from . import changes
 from .backend import QemuBackend, QemuServer
 from .chain import Chain
 
-#: librbd zeroes whole sectors by requests that have no data.
+#: Bytes of a sector. librbd zeroes whole sectors by requests without data.
 ZERO_UNIT = 512
-#: Seconds for a cluster to answer when an image is opened. librados waits for minutes, and takes no signal meanwhile:
-#: the process is killed, which has written nothing.
+#: Seconds for a cluster to answer when an image is opened. librados would wait for minutes, and ignores signals then.
+#: So the process is killed, which has written nothing.
 ANSWER_TIMEOUT = 20.0
 
 
 class RbdImage(NamedTuple):
-    """An image and how it is to be opened.
+    """An image and how to open it.
 
-    conf, user: of the cluster. allowed: where images may be; see is_in(). since: the snapshot to compare with.
+    `conf` and `user` are for the cluster. `allowed` is where images may be; see is_in(). `since` is the snapshot to
+    compare with.
     """
 
     address: RbdAddress
@@ -36,13 +37,13 @@ class RbdImage(NamedTuple):
 
 
 class RbdBackend(QemuBackend):
-    """Serve an image on Ceph, or a snapshot; see Backend for the contract.
+    """Serve an image on Ceph, or a snapshot. Backend has the contract.
 
-    Nothing waits in a cache of this host: a write is answered when the OSDs have it. So after the last answer nothing
-    is on its way that could overtake what another host writes.
+    No write waits in a cache of this host: the answer to a write comes when the OSDs have it. So after the last answer,
+    no write of this host can overtake one of another host.
     """
 
-    #: To keep space allocated, librbd lets the OSDs write zeros.
+    #: librbd keeps space allocated by letting the OSDs write zeros.
     fast_allocation = False
     _image: RbdImage
 
@@ -50,7 +51,7 @@ class RbdBackend(QemuBackend):
     async def start(cls, engine: Engine, image: RbdImage, options: ConnectOptions, how: QemuServer) -> Self:
         """Start a server and connect to it. Raises StorageError, ServerGone.
 
-        A cluster that does not answer is waited for until ANSWER_TIMEOUT.
+        Waits at most ANSWER_TIMEOUT for a cluster that does not answer.
         """
         address = image.address
         if not address.is_in(image.allowed):
@@ -65,11 +66,11 @@ class RbdBackend(QemuBackend):
         return backend
 
     def bitmaps(self) -> NoReturn:
-        """Raise NotFound: rbd(8) compares with a snapshot, which C cannot ask."""
+        """Raise NotFound: only rbd(8) compares with a snapshot, and C cannot ask it."""
         raise NotFound("What has changed in an image on Ceph is told over HTTP only")
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Tell what librbd tells. NotFound: the ticket names no snapshot with which the image could be compared."""
+        """Yield librbd's extents. Raises NotFound for Context.DIRTY if the ticket names no snapshot to compare with."""
         async with aclosing(self._lists(op, offset, length, context)) as lists:
             async for found in lists:
                 yield found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the messages mean with which qemu-nbd does not open an image: the one table of them.
+"""What it means if qemu-nbd does not open an image: a table of its messages.
 
-qemu has no codes for this. It ends its messages with the text of an error number, where a system call or librados has
-failed, and says in words what is wrong with the content of an image. The words are those of qemu 7.2 to 10; they were
-collected by other bytes in the headers of images of each format.
+qemu has no codes for this. Where a system call or librados has failed, its message ends with the text of an error
+number. Where the content of an image is wrong, it says so in words. The words here are those of qemu 7.2 to 10. They
+were collected with images of each format whose headers had wrong bytes.
 """
 
 import errno
@@ -13,22 +13,22 @@ import re
 from ...errors import BitmapInUse, Error, ImageInUse, NotFound, StorageError, Unusable
 from ...urls import rbd as rbd_url
 
-#: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
+#: The message if another program has locked a file of the image: the hint of lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
 
-#: What it says when it finds that an image is damaged while it has that open; then it reads and writes no more of it.
+#: The message when qemu-nbd finds that an open image is damaged. It reads and writes no more of the image then.
 MARKED = "Marking image as corrupt"
 
-#: The end of the name of an image in its messages, which is the argument it was given (process.py); a cause follows.
+#: The end of the image's name in a message, before the cause. The name is qemu-nbd's argument (process.py).
 _NAMED = re.compile(r"\"read-only\": (?:true|false)\}': ")
-#: Names of files and others, in which words mean nothing.
+#: Names of files and the like. The words in them mean nothing.
 _QUOTED = re.compile("'[^']*'")
 
-#: Error numbers that tell of what the image holds, not of the storage: the words decide.
+#: Error numbers that are about the content of the image, not about the storage. For them, the words decide.
 _OF_CONTENT = {errno.EINVAL, errno.EFBIG, errno.ENOTSUP}
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode if number not in _OF_CONTENT}
 
-#: Words of a cause, and what peers are told; the first row that fits counts. A retry mends none of them.
+#: Words of a cause, with the text for clients. The first row that fits counts. A retry helps with none of them.
 _UNUSABLE = (
     (r"Unknown driver|Unknown protocol", "The server lacks a program for images of this kind"),
     (r"error connecting|error reading conf", "The cluster that has the image does not accept the server"),
@@ -47,13 +47,13 @@ _WORDS = tuple((re.compile(words), told) for words, told in _UNUSABLE)
 
 
 def not_opened(said: str, image: str, bitmap: str | None = None) -> Error:
-    """Return what it means that qemu-nbd has ended at its start. Takes time linear in the message.
+    """Return the error if qemu-nbd has ended at its start. Takes time linear in the message.
 
-    said: all it said. image: its name, for the log. bitmap: that it was asked for.
+    `said` is all of its messages, `image` the image's name for the log, and `bitmap` the bitmap that it should serve.
 
-    NotFound and BitmapInUse are about the bitmap: the image itself can be opened. ImageInUse: another program has
-    locked a file of it. Unusable: somebody has to mend image or ticket. StorageError: the storage has failed, or nobody
-    knows; the number is the one that qemu-nbd tells, or EIO.
+    NotFound and BitmapInUse are about the bitmap: the image itself can be opened. With ImageInUse, another program has
+    locked a file of the image. With Unusable, somebody has to mend the image or the ticket. StorageError is for all
+    other causes. Its number is that of qemu-nbd's message, or EIO.
     """
     if bitmap is not None and f"Bitmap '{bitmap}' is not found" in said:
         return NotFound("The image does not have the bitmap that the ticket names")
@@ -72,18 +72,18 @@ def not_opened(said: str, image: str, bitmap: str | None = None) -> Error:
 
 
 def found_damaged(image: str) -> Unusable:
-    """Return the error of requests after qemu-nbd has said that an image is damaged (MARKED)."""
+    """Return the error of requests after qemu-nbd has marked an image as damaged (MARKED)."""
     return Unusable("The image is damaged", f"use {image}", "qemu-nbd", "(it has said so before)")
 
 
 def remedy(said: str) -> str:
-    """Return what helps the operator where a message of qemu does not tell; see urls.rbd.remedy()."""
+    """Return advice for the operator where qemu's message has none; see urls.rbd.remedy()."""
     return rbd_url.remedy(said, "is there a key of [backend_rbd] user that the service's user can read?")
 
 
 def _number(cause: str) -> int | None:
-    """Return the error number with whose text, in the locale C, a cause ends; None: there is none."""
+    """Return the error number whose text, in the locale C, is at the end of a cause, if there is one."""
     if re.search(r"namespace '' does not exist$", cause):
-        return errno.ENOENT  # librbd has a number for it, and qemu words
+        return errno.ENOENT  # here qemu has words in place of librbd's number
     found = next((text for text in _NUMBERS if cause.endswith(text)), None)
     return None if found is None else _NUMBERS[found]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of a kept ticket: its bytes, and how much of the ticket's life is left when they are read.
 
-SHA-256 of the rest, in hex, and a newline
-a JSON object: "ticket", "remaining" seconds when it was written, "written" with the clocks of then, "state"
+The first line has the SHA-256 of the rest, in hex. The rest is a JSON object: "ticket"; "remaining", the seconds that
+were left when it was written; "written", the clocks at that time; "state".
 """
 
 import functools
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from ...errors import InvalidRequest
 from ..ticket import Ticket
 
-#: The largest file, in bytes: a ticket of the longest texts in JSON's escapes has 50 KiB.
+#: Most bytes of a file. A ticket with the longest texts, all escaped in JSON, has 50 KiB.
 MAX_TICKET_FILE = 256 * 1024
 
 _DIGEST = 64  # hex digits
 
 
 class Clocks(NamedTuple):
-    """The time, as far as it can be compared with that of another process.
+    """The time, as far as it can be compared with the time of another process.
 
-    boot: the id of the boot. boottime: seconds since the boot, with those of suspend (CLOCK_BOOTTIME). wall: seconds
-    since 1970.
+    `boot` is the id of the boot, `boottime` the seconds since the boot, with those in suspend (CLOCK_BOOTTIME), and
+    `wall` the seconds since 1970.
     """
 
     boot: str
@@ -39,9 +39,9 @@ class Clocks(NamedTuple):
         return cls(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def since(self, then: "Clocks") -> float:
-        """Return the seconds that have passed since then, rather more than less; infinity if a clock went back.
+        """Return the seconds that have passed since then, rather too many than too few. Infinity if a clock went back.
 
-        After a reboot it is the difference of the wall clocks, but at least the time since the boot.
+        After a reboot this is the difference of the wall clocks, but at least the time since the boot.
         """
         passed = self.boottime - then.boottime if self.boot == then.boot else self.wall - then.wall
         if passed < 0:
@@ -57,9 +57,9 @@ class KeptTicket(NamedTuple):
     state: dict[str, Any]
 
     def encode(self, now: Clocks) -> bytes:
-        """Return the bytes of the file. Raises InvalidRequest if they are more than MAX_TICKET_FILE."""
+        """Return the bytes of the file. Raises InvalidRequest if there are more than MAX_TICKET_FILE."""
         ticket = self.ticket.to_json()
-        ticket.pop("transfer_id", None)  # there, it may be a name that the daemon made
+        ticket.pop("transfer_id", None)  # in to_json(), it may be a name that the daemon has made
         if self.ticket.transfer_id is not None:
             ticket["transfer_id"] = self.ticket.transfer_id
         content = {"ticket": ticket, "remaining": self.remaining, "written": now._asdict(), "state": self.state}
@@ -71,9 +71,9 @@ class KeptTicket(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, now: Clocks) -> "KeptTicket":
-        """Return the ticket of a file, with what remains of its life now: 0 or less if it has expired.
+        """Return the ticket of a file, with the seconds that remain of its life now, 0 or less if it has expired.
 
-        Raises InvalidRequest for anything but the bytes of encode(). The reason never holds the ticket id.
+        Raises InvalidRequest for anything but the bytes of encode(). The reason never has the ticket id.
         """
         digest, newline, text = data[:_DIGEST], data[_DIGEST : _DIGEST + 1], data[_DIGEST + 1 :]
         if newline != b"\n" or digest != hashlib.sha256(text).hexdigest().encode():
@@ -97,5 +97,5 @@ def _boot() -> str:
 
 
 def file_name(ticket_id: str) -> str:
-    """Return the name of a ticket's file: it does not reveal the id."""
+    """Return the name of a ticket's file, which does not reveal the id."""
     return hashlib.sha256(b"kept ticket " + ticket_id.encode()).hexdigest()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets in the state directory: what is read at the start, and what is on the disk now.
+"""The files of tickets in the state directory: they are read at the start, and written while the daemon runs.
 
-A crash leaves a ticket with the expiry that was last written. It is written again when use has renewed the ticket by
-more than a part of its timeout, so the ticket may expire that much earlier after a crash, and never later.
+After a crash, a ticket has the expiry that was last written. The file is written again when use has renewed the ticket
+by more than a part of its timeout. So after a crash the ticket may expire that much earlier, and never later.
 """
 
 import asyncio
@@ -21,34 +21,34 @@ from .kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket, file_name
 
 log = logging.getLogger(__name__)
 
-#: The part of a ticket's timeout by which use may have renewed it before its file is written again.
+#: A file is written again when use has renewed the ticket by more than this part of its timeout.
 RENEWED_PART = 1 / 4
-#: Files that are written again at a time, so that new tickets do not wait for long.
+#: Most files that are written again at a time, so that new tickets do not wait for long.
 MOST_RENEWED = 64
-#: Seconds that an answer waits for the disk.
+#: Most seconds that an answer waits for the disk.
 KEEP_TIMEOUT = 10.0
-#: Seconds that count as a renewal at the end of the daemon.
+#: Least seconds of a renewal for which a file is written, also at the end of the daemon.
 RENEWED_AT_END = 1.0
 
 
 class TicketFiles:
-    """The files of tickets, in the directory of this descriptor.
+    """The files of tickets, in the directory with this descriptor.
 
-    Call write() and remove() for one ticket in the order of its changes. The clock is that of the leases, in seconds.
+    Call write() and remove() for a ticket in the order of its changes. The clock is that of the leases, in seconds.
     """
 
     def __init__(self, directory: int, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
         self._writer = FileWriter(directory, "tickets")
-        #: The expiry that each file tells, by ticket id; -1: an unknown one. Changed in a thread of the writer only.
+        #: The expiry in each file, by ticket id, or -1 if it is unknown. Only a thread of the writer changes this.
         self._on_disk: dict[str, float] = {}
         self._renewing: list[Done] = []
 
     def load(self) -> Iterator[KeptTicket]:
-        """Return the tickets that have not expired, each when it was read: its life goes on meanwhile. Blocks.
+        """Yield the tickets that have not expired, each at once after reading, because its life goes on. Blocks.
 
-        Other files are removed; damaged ones are logged once.
+        Removes other files, and logs damaged ones in one line.
         """
         damaged: list[str] = []
         for name in sorted(os.listdir(self._directory)):
@@ -69,7 +69,8 @@ class TicketFiles:
     def write(self, transfer: Transfer, *, renews: bool = False) -> Done:
         """Write a ticket as it is now; see FileWriter.write(). Raises InvalidRequest if its state is too large.
 
-        Pass renews=True if only the expiry has changed, to a later one: then a file that cannot be replaced stays.
+        Pass renews=True if only the expiry has changed, to a later one. Then an old file stays if it cannot be
+        replaced.
         """
         ticket_id, expires = transfer.ticket.ticket_id, transfer.until
         record = KeptTicket(transfer.ticket, expires - self._clock(), transfer.kept_state)
@@ -84,17 +85,17 @@ class TicketFiles:
         return done
 
     def ids(self) -> list[str]:
-        """Return the ids of the tickets of which there may be a file."""
+        """Return the ids of tickets that may have a file."""
         return list(self._on_disk)
 
     def told(self, transfer: Transfer) -> float:
-        """Return the expiry that the file of a ticket tells; -1: it is unknown, or there is no file."""
+        """Return the expiry in the file of a ticket, or -1 if it is unknown or there is no file."""
         return self._on_disk.get(transfer.ticket.ticket_id, -1.0)
 
     def outdated(self, transfer: Transfer, *, at_end: bool = False) -> bool:
         """Tell whether the file has to be written or removed, because the ticket was renewed or has expired.
 
-        at_end: the daemon ends, so that even a short renewal is worth it.
+        With `at_end`, the daemon ends, so that even a short renewal is worth it.
         """
         told, until = self._on_disk.get(transfer.ticket.ticket_id), transfer.until
         if until <= self._clock():
@@ -106,7 +107,7 @@ class TicketFiles:
 
     @property
     def why_failing(self) -> str:
-        """Return why the last file could not be written; "": it was."""
+        """Return why the last file could not be written, or "" if it was."""
         return self._writer.why
 
     @property
@@ -119,20 +120,20 @@ class TicketFiles:
         self._renewing = [self.bring_in_step(transfer, renews=True) for transfer in transfers]
 
     def bring_in_step(self, transfer: Transfer, *, renews: bool = False) -> Done:
-        """Write the file of a valid ticket; remove that of another. renews: nothing but use has changed it."""
+        """Write the file of a valid ticket, or remove that of another. `renews` tells that only use has changed it."""
         ticket_id = transfer.ticket.ticket_id
         if transfer.until <= self._clock():
             return self.remove(ticket_id)
         return self.write(transfer, renews=renews and self._on_disk.get(ticket_id, -1.0) >= 0)
 
     def clear(self) -> None:
-        """Remove all files, and keep nothing any more. Blocks."""
+        """Remove all files, and keep nothing from now on. Blocks."""
         for name in os.listdir(self._directory):
             self._writer.remove(name)
         self.close(KEEP_TIMEOUT)
 
     def close(self, timeout: float) -> bool:
-        """Wait at most timeout seconds until all is written. False: not all is, and the directory is still in use."""
+        """Wait at most `timeout` seconds until all is written. Return False if not; the directory is then in use."""
         ended = self._writer.close(timeout)
         if not ended:
             log.error("tickets were not kept: the state directory does not answer")
@@ -146,7 +147,7 @@ class TicketFiles:
         return record
 
     def _note(self, ticket_id: str, done: Done, expires: float | None, *, renews: bool = False) -> None:
-        """Note what is on the disk. Called in a thread of the writer."""
+        """Note what is on the disk. A thread of the writer calls this."""
         if done.exception() is not None:
             if not renews:
                 self._on_disk[ticket_id] = -1.0
@@ -157,10 +158,10 @@ class TicketFiles:
 
 
 def open_ticket_files(state: StateDirectory | None, clock: Clock, *, wanted: bool) -> TicketFiles | None:
-    """Return what keeps tickets; None if there is no state directory, or it is not wanted. Blocks.
+    """Return the files of kept tickets, or None without a state directory or if they are not wanted. Blocks.
 
-    Raises OSError if their directory cannot be used. Tickets that were kept before it was not wanted are removed, so
-    that they do not come back when it is again.
+    If they are not wanted, removes tickets that were kept before, so that these do not come back when they are wanted
+    again. Raises OSError if the directory cannot be used.
     """
     if state is None:
         return None
@@ -172,9 +173,9 @@ def open_ticket_files(state: StateDirectory | None, clock: Clock, *, wanted: boo
 
 
 async def until_done(done: Done, timeout: float) -> bool:
-    """Return the result of a wish to FileWriter. It stays in force if the task is cancelled. timeout: seconds.
+    """Return the result of a write or removal by FileWriter, which goes on if the task is cancelled.
 
-    Raises StorageError for OSError, and Unavailable if the disk does not answer in time.
+    Raises StorageError for OSError, and Unavailable if the disk does not answer within `timeout` seconds.
     """
     waiting = asyncio.wrap_future(done)
     waiting.add_done_callback(_look_at)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a transfer: their limit, and the callbacks that end them with the transfer."""
+"""The connections of a transfer, with their limit, and callbacks that end them with the transfer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from .permission import Clock, Permission
 
 
 class _Connection(NamedTuple):
-    """A connection. It has used the transfer first at `began`."""
+    """A connection. At `began` it has used the transfer for the first time."""
 
     on_cancel: Callable[[], object] | None
     service: str
@@ -20,7 +20,7 @@ class _Connection(NamedTuple):
 
 
 class Connections:
-    """The connections of one transfer, `most` at a time. clock: in seconds."""
+    """The connections of one transfer, at most `most` at a time. The clock counts seconds."""
 
     def __init__(self, permission: Permission, most: int, clock: Clock) -> None:
         self._permission = permission

@@ -2,8 +2,8 @@
 """The end of transfers, each from its cancellation until its image is free, and all that have not ended yet.
 
 An image is free when no cancelled transfer uses it, under any url. Opening waits until the image is free, so the last
-write of a removed ticket comes before the first write of the next ticket. The end of a transfer also waits for it:
-after the removal of a ticket its image may be moved or deleted.
+write of a removed ticket comes before the first write of the next ticket. The end of a transfer also waits until the
+image is free, so that the image can be moved or deleted after the removal of its ticket.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from .transfer_image import Identify, TransferImage
 
 log = logging.getLogger(__name__)
 
-#: The limit of tickets and cancelled transfers together is this factor times the limit of tickets. Without it, tickets
+#: The limit on tickets and cancelled transfers together is this factor times the limit on tickets. Otherwise tickets
 #: that are replaced again and again while storage hangs would take all memory.
 CANCELED_FACTOR = 2
 
@@ -135,7 +135,7 @@ _Key = tuple[_By, object]
 
 
 class _Users:
-    """The cancelled transfers that have not left one image. All that wait for the image wait for one event."""
+    """The cancelled transfers that have not left an image, and the event for which all wait who want the image."""
 
     def __init__(self) -> None:
         self.transfers: set[TransferEnd] = set()
@@ -147,7 +147,7 @@ class CanceledTransfers:
 
     def __init__(self) -> None:
         self._tickets: dict[str, set[TransferEnd]] = {}
-        self._keys: dict[TransferEnd, set[_Key]] = {}  # of its image; empty after it has left that
+        self._keys: dict[TransferEnd, set[_Key]] = {}  # keys of the image; none after the transfer has left it
         self._users: dict[_Key, _Users] = {}
         self._identified = 0
 
@@ -155,7 +155,7 @@ class CanceledTransfers:
         return len(self._keys)
 
     def require_room(self, tickets: int, most_tickets: int) -> None:
-        """Raise TooManyTickets if tickets and cancelled transfers are too many for a limit of most_tickets."""
+        """Raise TooManyTickets if there are too many tickets and cancelled transfers for a limit of `most_tickets`."""
         most = CANCELED_FACTOR * most_tickets
         if tickets + len(self) >= most:
             raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
@@ -177,7 +177,7 @@ class CanceledTransfers:
             self._identified += key[0] is _By.IDENTITY
 
     def leave(self, transfer: TransferEnd) -> None:
-        """Note that a transfer has left its image; the last one wakes the waiters. No effect if it was not added."""
+        """Note that a transfer has left its image. The last one wakes what waits. No effect if it was not added."""
         keys = self._keys.get(transfer, set())
         while keys:
             key = keys.pop()
@@ -202,7 +202,7 @@ class CanceledTransfers:
         return list(self._keys)
 
     def of_ticket(self, ticket_id: str) -> list[TransferEnd]:
-        """Return the cancelled transfers of one ticket id: its ticket was replaced or removed."""
+        """Return the cancelled transfers of a ticket id, whose tickets were replaced or removed."""
         return list(self._tickets.get(ticket_id, ()))
 
     @property
@@ -211,11 +211,11 @@ class CanceledTransfers:
         return self._identified > 0
 
     def uses(self, url: str, identity: object, *, but: object) -> bool:
-        """Tell whether a transfer other than `but` may still use the image of this url or identity (None: unknown)."""
+        """Tell whether a transfer other than `but` may use the image of this url or identity, which may be None."""
         return any(users.transfers - {but} for users in self._of_image(url, identity))
 
     async def until_ended(self, ticket_id: str, timeout: float) -> None:
-        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after timeout seconds."""
+        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while left := self.of_ticket(ticket_id):

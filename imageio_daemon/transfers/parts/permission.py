@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The permission of a ticket. It expires, the control service extends it, use renews it, and a cancel ends it.
+"""The permission of a ticket. It expires; the control service extends it, use renews it, and a cancel ends it.
 
 A finalize ends the permission to write before: from then on nothing changes the image through the ticket.
 """
@@ -12,7 +12,7 @@ from ...storage.lease import Lease
 from ..ticket import Access, Ticket
 from .traffic import Traffic
 
-#: Returns the time in seconds, as time.monotonic() does.
+#: A function that returns the time in seconds, as time.monotonic() does.
 Clock = Callable[[], float]
 
 
@@ -25,7 +25,7 @@ class Seal:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._quiet: asyncio.Event | None = None
-        #: Whether the image is finalized. Set by close(), and never reset.
+        #: Whether the image is finalized. close() sets this, and nothing resets it.
         self.closed = False
 
     @property
@@ -43,7 +43,7 @@ class Seal:
     def begin_closing(self) -> asyncio.Event:
         """Refuse new changes, and return an event that is set when none runs. Raises as require_open() does.
 
-        Lanes that may write end when their requests have. HTTP connections stay, NBD connections end.
+        Lanes that may write end after their running requests. HTTP connections stay, NBD connections end.
         """
         self.require_open()
         quiet = self._quiet = asyncio.Event()
@@ -63,14 +63,14 @@ class Seal:
         self._quiet = None
 
     def close(self) -> None:
-        """Refuse all changes from now on. None runs: begin_closing() has waited for them, or none has begun yet."""
+        """Refuse all changes from now on. Call this when none runs: after begin_closing(), or before any has begun."""
         self.closed, self._quiet = True, None
 
 
 class Permission:
     """Tell whether a ticket may be used.
 
-    The seal ends writing before the ticket ends. The lease has the expiry of the ticket; C reads and renews it, too.
+    The seal can end writing before the ticket ends. The lease has the expiry of the ticket. C reads and renews it, too.
     """
 
     def __init__(self, ticket: Ticket, seal: Seal, clock: Clock) -> None:
@@ -79,11 +79,11 @@ class Permission:
         self.seal = seal
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
-        #: Whether the transfer was cancelled. Never reset.
+        #: Whether the transfer was cancelled. This is never reset.
         self.canceled = False
 
     def require(self, access: Access | None) -> None:
-        """Raise Forbidden unless the ticket allows the access now. None: the ticket only has to be valid.
+        """Raise Forbidden unless the ticket allows the access now. For None, the ticket only has to be valid.
 
         Raises InUse for writing while the image is being verified.
         """
@@ -116,7 +116,7 @@ class Permission:
 
     @property
     def expired_for(self) -> float:
-        """Return the seconds since the ticket has expired; negative if it has not."""
+        """Return the seconds since the ticket has expired, negative if it has not."""
         return self._clock() - self.lease.expires
 
     @property
@@ -139,9 +139,9 @@ class Permission:
         return self.lease.renewed(self._clock()) if running else self.lease.expires
 
     def extend(self, timeout: float) -> None:
-        """Let the ticket expire timeout seconds from now.
+        """Let the ticket expire `timeout` seconds from now.
 
-        0 ends the ticket now: requests that run go on, but do not renew it at their end. Only extend() revives it.
+        0 ends the ticket now. Running requests go on, but do not renew it at their end. Only extend() revives it.
         """
         now = self._clock()
         if timeout:

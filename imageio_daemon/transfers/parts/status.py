@@ -14,7 +14,7 @@ from .traffic import Traffic
 class TransferStatus:
     """Tell the state of one transfer from its parts.
 
-    It tells `pauses` of the time in which nothing runs. The clock counts seconds.
+    It reports the time in which nothing runs to `pauses`. The clock counts seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TransferStatus:
         self._rate = Rate(clock())
 
     def sample(self) -> None:
-        """Take a sample for the rate, and look for a pause. Called at regular times."""
+        """Take a sample for the rate, and look for a pause. Call this at regular times."""
         now = self._clock()
         self._rate.sample(now, self._traffic.totals().moved)
         if not self._traffic.running:
@@ -44,7 +44,7 @@ class TransferStatus:
     def status(self, ticket: Ticket, durable: int | None) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it. Times are in seconds, sizes in bytes.
 
-        `durable` bytes of the image are on stable storage; pass None if there is no record of that.
+        `durable` is how many bytes of the image are on stable storage, or None if there is no record of that.
         """
         status = ticket.to_json() | self._state(ticket) | self._done()
         if durable is not None:
@@ -56,7 +56,7 @@ class TransferStatus:
         return status
 
     def _state(self, ticket: Ticket) -> dict[str, Any]:
-        """Return what holds now."""
+        """Return the present state."""
         active = bool(self._traffic.running)
         state: dict[str, Any] = {
             "transfer": ticket.log_name,

@@ -21,11 +21,11 @@ class Traffic:
         self._operations: set[Operation] = set()
         self._counted: set[Operation] = set()  # operations whose bytes are progress
         self._lanes: set[Lane] = set()
-        self._changing: set[Operation | Lane] = set()  # those that may change the image
+        self._changing: set[Operation | Lane] = set()  # operations and lanes that may change the image
         self._transferred = RangeSet()
         self._requests = 0
         self._bytes = 0
-        self._totals = Totals()  # of what has ended
+        self._totals = Totals()  # totals of ended operations and lanes
 
     # What runs
 
@@ -40,12 +40,12 @@ class Traffic:
         return len(self._operations) + sum(lane.running for lane in self._lanes)
 
     def storage_waits(self) -> list[float]:
-        """Return the seconds for which the requests and lanes that wait for storage have waited."""
+        """Return, for each request and lane that waits for storage, the seconds it has waited."""
         return [wait for used in self.all() if (wait := used.storage_wait)]
 
     @property
     def slowest(self) -> WaitingOperation | None:
-        """Return the operation that has been in storage longest; None if none is there."""
+        """Return the operation that has been in storage longest, if there is any."""
         return max((waiting for used in self.all() if (waiting := used.waiting)), default=None)
 
     def all(self) -> list[Operation | Lane]:
@@ -106,7 +106,7 @@ class Traffic:
     # What was done
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
-        """Add length bytes to those that were zeroed by a method."""
+        """Add `length` bytes to those that were zeroed by a method."""
         self._totals = self._totals.plus(Totals(zeroed=Counter({method: length})))
 
     def failed(self, kind: Kind) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image of a transfer: the first request opens it for all, and it is closed after the last one."""
+"""The image of a transfer. The first request opens it for all, and it is closed after the last one."""
 
 import asyncio
 import contextvars
@@ -19,16 +19,16 @@ from ..ticket import Ticket
 log = logging.getLogger(__name__)
 
 OpenBackend = Callable[[Ticket], Awaitable[Backend]]
-#: Returns the identity (BackendInfo.identity) of the image that a ticket names now, without keeping the image open.
-#: None: unknown.
+#: A function that returns the identity (BackendInfo.identity) of the image that a ticket names now, without keeping the
+#: image open, or None if it is unknown.
 Identify = Callable[[Ticket], Awaitable[object]]
 
 
 class TransferImage:
     """The image of one transfer, open or not.
 
-    until_free waits until no cancelled transfer uses the image of an identity. at_rest is called after each open and
-    each release, also after one that failed.
+    `until_free` waits until no cancelled transfer uses the image of an identity. `at_rest` is called after each open
+    and each release, also after one that failed.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class TransferImage:
         self._at_rest = at_rest
         self._records = records
         self._writer: RecordWriter | None = None
-        #: The backend of the open image; None: it is not open. Only this class changes it.
+        #: The backend, if the image is open. Only this class changes it.
         self.opened: Backend | None = None
-        #: The identity of the image, or of the last open; None: unknown.
+        #: The identity of the image that is or was last open, if it is known.
         self.identity: object = None
-        #: Whether the next process goes on with the transfer: it shall find all of it in the record of what is durable.
+        #: Whether the next process goes on with the transfer, and has to find all of it in the record of what is
+        #: durable.
         self.goes_on = False
         #: The error of the flush before the image was closed. The rule of Backend.flush() holds for later opens, too.
         self._flush_failure: Error | None = None
@@ -59,7 +60,7 @@ class TransferImage:
 
     @property
     def record(self) -> DurableRecord:
-        """Return the record of what is durable; an empty one if the image is not open, or keeps none."""
+        """Return the record of what is durable. It is empty if the image is not open, or has no record."""
         writer = self._writer
         return NO_RECORD if writer is None else writer.record
 
@@ -71,9 +72,9 @@ class TransferImage:
     async def backend(self, require: Callable[[], None]) -> Backend:
         """Return the backend of the open image.
 
-        The first request opens it, and those that ask before it is open share the result. After a failure the next
-        request tries again; the same request gets the same failure again. `require` raises if the image must not be
-        opened. Raises StorageError, Canceled, Forbidden. A cancel of the task does not stop the open.
+        The first request opens it, and requests that come before it is open share the result. After a failure, the next
+        request tries again, and the same request gets the same failure again. `require` raises if the image must not be
+        opened. Raises StorageError, Canceled, Forbidden. Cancelling the task does not stop the open.
         """
         backend, request = self.opened, current()
         if backend is not None:
@@ -95,9 +96,9 @@ class TransferImage:
     def release(self, wanted: Callable[[], bool]) -> None:
         """Flush and close the image, if it is open. Call this while no operation or lane uses it.
 
-        After the close `wanted` is called. If it returns True, the image is opened again; otherwise requests that asked
-        for it during the close get Forbidden. After a failed flush each open fails with the error of the flush, because
-        a flush through another handle may succeed although data was lost.
+        After the close, `wanted` is called. If it returns True, the image is opened again. Otherwise requests that came
+        during the close get Forbidden. After a failed flush, each open fails with the error of the flush, because a
+        flush through another handle may succeed although data was lost.
         """
         backend = self.opened
         if backend is None:
@@ -110,7 +111,7 @@ class TransferImage:
         """Cancel an open that is under way. Requests that wait for it get Canceled."""
         task = self._open_task
         if task is not None:
-            # Not at once: a task that has not begun would end without a result for those who wait.
+            # Not at once: a task that has not begun would end without a result for the requests that wait.
             asyncio.get_running_loop().call_soon(task.cancel)
 
     def interrupt(self) -> None:
@@ -120,7 +121,7 @@ class TransferImage:
             backend.interrupt()
 
     async def close(self) -> None:
-        """Close the image at the end of the transfer. No operation uses it, and it is not being opened."""
+        """Close the image at the end of the transfer. Call this when no operation uses it and no open is under way."""
         backend, self.opened = self.opened, None
         if backend is not None:
             if self.goes_on and self.record is not NO_RECORD:
@@ -128,7 +129,7 @@ class TransferImage:
             await self._close(backend)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        # Not in the context of the request that happens to be the first: what is made here serves all of them.
+        # Not in the context of the first request, because the image is for all requests.
         task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -157,7 +158,7 @@ class TransferImage:
             raise self._flush_failure.with_traceback(None)
 
     async def _others_left(self, backend: Backend) -> None:
-        """Wait until no cancelled transfer uses the image under another url. Closes the image if cancelled."""
+        """Wait until no cancelled transfer uses the image under another url. A cancelled task closes the image."""
         self.identity = backend.info.identity
         try:
             await self._until_free(self.identity)
@@ -166,7 +167,7 @@ class TransferImage:
             raise
 
     async def _record(self, backend: Backend) -> None:
-        """Let the image keep a record of what is durable. Closes the image if that fails."""
+        """Begin a record of what is durable for the image. If that fails, close the image."""
         try:
             self._writer = await self._records.open(self._ticket, backend)
         except BaseException:
@@ -210,7 +211,7 @@ class TransferImage:
             await backend.close()
         except Error as e:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
-        except Exception:  # the end of the transfer, and with it the removal of the ticket, must not wait for ever
+        except Exception:  # the end of the transfer, and so the removal of the ticket, must not wait for ever
             log.exception("transfer %s: closing the image failed", self._ticket.log_name)
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -220,5 +221,5 @@ class TransferImage:
 def _arrival() -> "asyncio.Future[Backend]":
     """Return a future for the open image."""
     arrival: asyncio.Future[Backend] = asyncio.get_running_loop().create_future()
-    arrival.add_done_callback(asyncio.Future.exception)  # retrieved: those who wait may be cancelled
+    arrival.add_done_callback(asyncio.Future.exception)  # nobody else may retrieve it, if all waits are cancelled
     return arrival

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from imageio_daemon.errors import Changed
-from imageio_daemon.frontends.http.conditions import Conditions, entity_tag
+from imageio_daemon.frontends.http.conditions import Conditions, entity_tag, require_none
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
 
@@ -42,11 +42,36 @@ def test_what_is_uncertain_has_no_tag_and_meets_no_condition(uncertain: dict[str
     assert Conditions({}, image, 100).headers == {}
     for condition in (tag(), "None", '""', "*"):
         assert not Conditions({"if-range": condition}, image, 100).range_counts
+        assert Conditions({"if-none-match": condition}, image, 100).unmodified == (condition == "*")
     with pytest.raises(Changed):
         Conditions({"if-match": tag()}, image, 100)
 
 
 def test_a_ticket_that_may_write_knows_no_conditions() -> None:
     image = transfer(Access.READ, Access.WRITE, **SURE)
-    conditions = Conditions({"if-range": '"a"', "if-match": '"a"'}, image, 100)
-    assert (conditions.headers, conditions.range_counts) == ({}, True)
+    conditions = Conditions({"if-range": '"a"', "if-match": '"a"', "if-none-match": tag()}, image, 100)
+    assert (conditions.headers, conditions.range_counts, conditions.unmodified) == ({}, True, False)
+
+
+@pytest.mark.parametrize("asked", ["{tag}", "W/{tag}", '"a",\t{tag}', "*"])
+def test_the_client_has_the_image(asked: str) -> None:
+    conditions = Conditions({"if-none-match": asked.format(tag=tag())}, transfer(**SURE), 100)
+    assert (conditions.unmodified, conditions.headers) == (True, {"ETag": tag()})
+
+
+@pytest.mark.parametrize("asked", ['"a"', "", "{tag}x", "w/{tag}", '*, "a"'])
+def test_the_client_has_something_else(asked: str) -> None:
+    assert not Conditions({"if-none-match": asked.format(tag=tag())}, transfer(**SURE), 100).unmodified
+
+
+def test_who_wants_another_image_is_told_that_first() -> None:
+    """RFC 9110 13.2.2: If-Match comes before If-None-Match."""
+    with pytest.raises(Changed):
+        Conditions({"if-match": '"a"', "if-none-match": tag()}, transfer(**SURE), 100)
+
+
+def test_a_change_for_no_image_is_refused() -> None:
+    require_none({})
+    require_none({"if-none-match": '"a"'})
+    with pytest.raises(Changed):
+        require_none({"if-none-match": "*"})

@@ -303,6 +303,8 @@ def test_requests_as_programs_send_them_are_plain(data: bytes) -> None:
         head("Content-Length: 1", "Connection: keep-alive, x"),
         head("Content-Length: 1", "Content-Encoding: identity"),
         head("Content-Length: 1", "If-Match: *"),
+        head("Content-Length: 1", "If-None-Match: *"),
+        head('If-None-Match: "a"', request="GET /images/a HTTP/1.1"),
         head("Content-Length: 1", "Expect: x"),
         head("Content-Length: 1", "Range: bytes=0-0"),
         head("Transfer-Encoding: chunked"),

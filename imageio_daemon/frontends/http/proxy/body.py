@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a client's request, passed on while it comes."""
+"""The body of a client's request, passed on to the other server while it arrives."""
 
 import asyncio
 
@@ -12,15 +12,15 @@ from ....transfers.transfer import Transfer
 from ..request import RequestBody
 from .waits import Waits
 
-#: Seconds for one piece of data, of at most 64 KiB, to be sent.
+#: Most seconds for sending one piece of at most 64 KiB.
 DATA_TIMEOUT = 60.0
 
 
 class PassedBody(aiohttp.Payload):
-    """Send the body of a request to the other server: each piece when the one before has gone, as the limit allows.
+    """Send the body of a request to the other server, each piece after the one before, as fast as the limit allows.
 
-    length: bytes of the body; None: it is in chunks. most: bytes that may be in it. op: gets what has gone as its
-    progress, unless the body is coded. what: the request, for the log.
+    `length` is the body's number of bytes, or None if it is in chunks; `most` is how many it may have. `op` gets the
+    sent bytes as its progress, unless the body is `coded`. `what` names the request in the log.
     """
 
     def __init__(
@@ -42,28 +42,28 @@ class PassedBody(aiohttp.Payload):
         self._op = op
         self._what = what
         self._coded = coded
-        #: All of it has gone.
+        #: Whether all of the body was sent.
         self.ended = False
-        #: Why it ended before.
+        #: Why the body ended early, if it did.
         self.failure: Error | None = None
         self.waits = Waits(op)
-        #: The client sends it when it is told to. Then it is told so when the other server has told so. Nothing is
-        #: expected for no bytes (RFC 9110 10.1.1): the other server answers at once.
+        #: Whether the client waits for 100 Continue. Then it gets one when the other server has sent one. For an empty
+        #: body, nothing is asked of the other server, which answers at once (RFC 9110 10.1.1).
         self.is_expected = source.is_held and length != 0
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Refuse: these are the bytes of an image."""
+        """Raise TypeError: the bytes of an image are not text."""
         raise TypeError("the body is not text")
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Send all. Raises Truncated, OutOfRange, InvalidRequest, PeerGone, WaySilent, OSError."""
+        """Send all of the body. Raises Truncated, OutOfRange, InvalidRequest, PeerGone, WaySilent, OSError."""
         try:
             await self._pass_on(writer)
         except BaseException as e:
             if isinstance(e, Error):
                 self.failure = e
             if writer.transport is not None:
-                writer.transport.abort()  # what is not sent would keep the connection
+                writer.transport.abort()  # unsent bytes would keep the connection open
             raise
 
     async def _pass_on(self, writer: AbstractStreamWriter) -> None:

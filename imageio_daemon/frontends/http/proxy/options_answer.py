@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer to OPTIONS (docs/images-api.md): what the other server can do, as far as the ticket here allows it."""
+"""The answer to OPTIONS (docs/images-api.md): what the other server can do, as far as the ticket allows it."""
 
 import json
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from ....transfers.ticket import Access, Ticket
 from .way import Way
 
-#: What is told of the image or its server as it is.
+#: Keys that are passed on unchanged, to all clients and to those that may write.
 _PASSED = ("zero_state", "finalized", "instance")
 _PASSED_TO_WRITERS = ("available",)
 
 
 def options_of(text: bytes, way: Way) -> dict[str, object]:
-    """Return the document of an answer to OPTIONS. Raises WayGone: it is none."""
+    """Return the document of an answer to OPTIONS. Raises WayGone if it is not a JSON object."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -24,24 +24,24 @@ def options_of(text: bytes, way: Way) -> dict[str, object]:
 
 
 def names(document: dict[str, object], key: str, way: Way) -> list[str]:
-    """Return a list of names; none without the key. Raises WayGone: it is no such list."""
+    """Return the list of names under a key, empty if there is no such key. Raises WayGone if it is no list of names."""
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise way.gone(f"OPTIONS with invalid {key}")
     return value
 
 
-#: The features of other servers that are not passed on: lists of digests, which come while the image is read, and what
-#: is no HTTP.
+#: Features that are not passed on: lists of digests, which come while the image is read, and NBD, which is not HTTP.
 NOT_PASSED = ("checksum_blocks", "nbd")
 
 
 def translated(
     document: dict[str, object], ticket: Ticket, most: int, reads: Iterable[str], way: Way
 ) -> dict[str, object]:
-    """Return the document for the client of a ticket here. most: connections that this server recommends.
+    """Return the document for the client. `most` is how many connections this daemon recommends.
 
-    reads: the features of tickets that only read. The other server's unix socket is on its host. Raises WayGone.
+    `reads` are the features of tickets that only read. The other server's unix socket is left out, because it is on
+    that server's host. Raises WayGone.
     """
     writable = ticket.may(Access.WRITE)
     features = names(document, "features", way)

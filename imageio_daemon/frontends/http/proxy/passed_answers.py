@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the other server's answers goes on to the client: known statuses and fields, and no secret.
+"""Answers of the other server, as the client gets them: only known statuses and fields, and no secret.
 
-Nothing of its texts goes into the log. They may quote the url, which is a secret.
+No text of theirs goes into the log, because it may quote the url, which is a secret.
 """
 
 import json
@@ -17,20 +17,22 @@ from ..errors import CODE, code_of
 from ..responses import BYTES, text_response
 from .way import ProxiedAnswer, Way
 
-#: Bytes of the largest answer that is no data of an image and no extents: what differs after a finalize of 60 GiB.
+#: Most bytes of an answer that is neither an image nor extents. The largest tells what differs after a finalize of 60
+#: GiB.
 MAX_ANSWER = 1 * MiB
-#: The fields of such an answer. Those of one connection (RFC 9110 7.6.1), of CORS and of the server are ours.
+#: Fields that are passed on. This server makes those of a connection (RFC 9110 7.6.1), of CORS and of the server.
 PASSED = ("Content-Type", "ETag", "Retry-After", "Accept-Encoding", "Allow", CODE)
-#: Statuses of answers that are for the client. 401 and 407 are for this server, which has nothing else to show.
+#: Statuses of success that are passed on, and errors that are not: they ask this server, not its client, for
+#: credentials.
 _SUCCESS = (200, 202, 204, 206)
 _NOT_OURS = (401, 407)
 
-#: Content-Range of an answer (RFC 9110 14.4). That of a request is read in headers.py, and in C.
+#: Content-Range of an answer (RFC 9110 14.4). For requests, see headers.py.
 _RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19})")
 
 
 class AnsweredRange(NamedTuple):
-    """A Content-Range. first, last: None in an answer without a range. total: bytes of the image."""
+    """A Content-Range. An answer without a range has neither `first` nor `last`. `total` is the image's size."""
 
     first: int | None
     last: int | None
@@ -38,7 +40,7 @@ class AnsweredRange(NamedTuple):
 
 
 def range_of(answer: ProxiedAnswer, way: Way) -> AnsweredRange:
-    """Return the Content-Range of an answer. Raises WayGone: there is none, or it is malformed."""
+    """Return the Content-Range of an answer. Raises WayGone if there is none, or if it is malformed."""
     found = parse_answered_range(answer.headers.get("Content-Range", ""))
     if found is None:
         raise way.gone("no valid Content-Range")
@@ -46,7 +48,7 @@ def range_of(answer: ProxiedAnswer, way: Way) -> AnsweredRange:
 
 
 def parse_answered_range(text: str) -> AnsweredRange | None:
-    """Return what a Content-Range of an answer says (RFC 9110 14.4); None: it is malformed."""
+    """Return the values of an answer's Content-Range (RFC 9110 14.4), or None if it is malformed."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return None
@@ -55,7 +57,7 @@ def parse_answered_range(text: str) -> AnsweredRange | None:
 
 
 def require_known(answer: ProxiedAnswer, way: Way) -> None:
-    """Raise WayGone unless the answer is one that a client of the images API can get, as it was asked for."""
+    """Raise WayGone unless a client of the images API may get this answer to what was asked."""
     status = answer.status
     if status not in _SUCCESS and (not 400 <= status < 600 or status in _NOT_OURS):
         raise way.gone(f"status {status}")
@@ -74,9 +76,9 @@ async def read_whole(answer: ProxiedAnswer, way: Way) -> bytes:
 
 
 async def passed(answer: ProxiedAnswer, way: Way, size: int) -> web.Response:
-    """Return the answer for the client. size: bytes that its ticket allows to see. Raises WayGone.
+    """Return the answer for the client, whose ticket allows `size` bytes. Raises WayGone.
 
-    A body that quotes the other server's ticket id is replaced.
+    Replaces a body that quotes the other server's ticket id.
     """
     require_known(answer, way)
     fields = {name: answer.headers[name] for name in PASSED if name in answer.headers}
@@ -100,8 +102,13 @@ def _quotes(body: bytes, ticket_id: str) -> bool:
     return ticket_id.encode() in body or unquote_to_bytes(ticket_id) in body
 
 
+def tag_of(answer: ProxiedAnswer) -> dict[str, str]:
+    """Return the field ETag of an answer; empty if it has none."""
+    return {"ETag": answer.headers["ETag"]} if "ETag" in answer.headers else {}
+
+
 def tells_range(response: web.Response, asked: Mapping[str, object]) -> bool:
-    """Tell whether the JSON document of an answer has the offset and the length that were asked for."""
+    """Tell whether the JSON document of an answer has the offset and the length that were `asked` for."""
     try:
         told = json.loads(response.body) if isinstance(response.body, bytes) else None
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are passed on, as operations of their transfers."""
+"""Requests that are passed on to another server. Each is an operation of its transfer."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from .way import Way
 
 
 class Passing:
-    """Pass requests on. context: of TLS to the other servers.
+    """Pass requests on to other servers, with this TLS context.
 
     Each method raises Forbidden, Canceled, WayGone, WaySilent, Unusable.
     """
@@ -42,10 +42,10 @@ class Passing:
         kind: Kind | None = None,
         part: bool = False,
     ) -> AsyncIterator[tuple[Operation, Way]]:
-        """Run the block as an operation of the transfer, on the way that the client's connection has for it.
+        """Run the block as an operation of the transfer. It uses the Way that the client's connection has for it.
 
-        If the way has ended between two requests, the client's connection ends without an answer, as it would have
-        without this server. See operations.tracked().
+        If the connection to the other server has ended between two requests, the client's connection ends without an
+        answer, as it would without this daemon between them. For the other parameters, see operations.tracked().
         """
         async with operations.tracked(transfer, access, offset, length, kind=kind, part=part) as op:
             way = exchange_of(request).kept(transfer, lambda: self._way(transfer))
@@ -73,14 +73,14 @@ class Passing:
         *,
         json: object = None,
     ) -> web.Response:
-        """Pass on a request without bytes of the image. The other server answers when it has done it."""
+        """Pass on a request without bytes of the image. The other server answers after it has carried it out."""
         async with self.running(request, transfer, None, kind=kind) as (op, way):
             await transfer.bucket.take(SMALL)
             async with way.request(op, method, target, json=json, works=True) as answer:
                 return await passed(answer, way, transfer.ticket.size)
 
     async def size(self, request: web.Request, transfer: Transfer) -> int | web.Response:
-        """Return the bytes that the image has, which the answer for its first byte tells, or a refusal."""
+        """Return the size of the image in bytes, or a refusal. Asks for the first byte, whose answer has the size."""
         async with (
             self.running(request, transfer, None, part=True) as (op, way),
             way.request(op, "GET", headers={"Range": "bytes=0-0"}) as answer,
@@ -92,7 +92,10 @@ class Passing:
             return await passed(answer, way, transfer.ticket.size)
 
     async def require_all(self, request: web.Request, transfer: Transfer) -> web.Response | None:
-        """Raise Unusable if the image is larger than the ticket: its server tells of all. Return a refusal, if any."""
+        """Raise Unusable if the image is larger than the ticket, because the answer would be about all of the image.
+
+        Return a refusal of the other server, if there is one.
+        """
         total = await self.size(request, transfer)
         if not isinstance(total, int):
             return total
@@ -102,7 +105,7 @@ class Passing:
         return None
 
     async def encodings(self, op: Operation, way: Way) -> list[str]:
-        """Return the content codings that the other server knows, which it is asked once on each way."""
+        """Return the content codings that the other server knows. Asks it once on each connection."""
         if way.encodings is None:
             async with way.request(op, "OPTIONS") as answer:
                 document = options_of(await read_whole(answer, way), way) if answer.status == 200 else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an image, passed on from the other server's answer while they come."""
+"""The bytes of an image, passed on from the other server's answer while they arrive."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
 from ..answer_stream import AnswerStream
 from ..responses import range_headers, whole_headers
-from .passed_answers import range_of, require_known
+from .passed_answers import range_of, require_known, tag_of
 from .way import ProxiedAnswer, Way
 
 
 class WantedRange(NamedTuple):
-    """The bytes that the other server is asked for, and the answer for the client.
+    """The bytes to ask the other server for, and the answer for the client.
 
-    offset, length: in bytes, inside the ticket. asked: the Range that is sent; None: for the whole image. part: the
-    client gets 206. or_whole: the answer may be the whole image instead.
+    `offset` and `length` are in bytes, inside the ticket. `asked` is the Range to send, or None for the whole image.
+    With `part` the client gets 206. With `or_whole` the other server may answer with the whole image instead.
     """
 
     offset: int
@@ -33,7 +33,7 @@ class WantedRange(NamedTuple):
 
 
 class ProxiedDownload:
-    """Pass on one answer with bytes of an image. op: gets what has gone as its progress."""
+    """Pass on one answer with bytes of an image. `op` gets the sent bytes as its progress."""
 
     def __init__(self, request: web.Request, transfer: Transfer, op: Operation, way: Way) -> None:
         self._request = request
@@ -43,14 +43,14 @@ class ProxiedDownload:
         self._length = 0
 
     async def pass_on(self, answer: ProxiedAnswer, wanted: WantedRange, *, close: bool) -> web.StreamResponse:
-        """Send the answer; of one to HEAD, return the head. close: it is the connection's last.
+        """Send the answer, or for HEAD only return its head. With `close` it is the connection's last.
 
-        Raises WayGone if it is not what was asked for: before the head, or later, which cuts the connection.
+        Raises WayGone if the other server's answer is not what was asked for. If the client already has the head, this
+        cuts the connection.
         """
         require_known(answer, self._way)
         response = self._part(answer, wanted) if answer.status == 206 else self._whole(answer, wanted)
-        if "ETag" in answer.headers:
-            response.headers["ETag"] = answer.headers["ETag"]
+        response.headers.update(tag_of(answer))
         response.content_length = self._length
         if close or answer.is_last:
             response.force_close()
@@ -59,7 +59,7 @@ class ProxiedDownload:
         return await self._stream(answer, response)
 
     def _part(self, answer: ProxiedAnswer, wanted: WantedRange) -> web.StreamResponse:
-        """Return the head for a range, which may be cut at the end of the image (RFC 9110 14.1.2)."""
+        """Return the head for a range, which may end at the end of the image (RFC 9110 14.1.2)."""
         first, last, total = range_of(answer, self._way)
         if wanted.asked is None or first != wanted.offset or last is None:
             raise self._way.gone("another range than was asked for")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to the other server that a client's connection has for one ticket.
 
-The url holds the other side's ticket id, a secret. So nothing that aiohttp says goes into a message: it may quote it.
+The url has the other server's ticket id, a secret. aiohttp's texts may quote it, so none goes into a message.
 """
 
 import asyncio
@@ -25,28 +25,29 @@ from ....urls.http import HttpAddress
 from .body import PassedBody
 from .waits import Waits
 
-#: Seconds for TCP and TLS to be set up.
+#: Most seconds for connecting by TCP and TLS.
 CONNECT_TIMEOUT = 10.0
-#: Seconds without a byte, after the request has gone or between two pieces of a long answer. What the other server does
-#: before it answers takes any time: then the client's patience counts.
+#: Most seconds without a byte, after the request was sent or between two pieces of a long answer. There is no limit
+#: where the other server works before it answers: then the client's own timeout counts.
 ANSWER_TIMEOUT = 300.0
-#: Seconds for the end of TLS and for bytes that are still to be sent, when nobody waits for an answer any more.
+#: Most seconds for the end of TLS and for the last bytes, when nobody waits for an answer any more.
 CLOSE_TIMEOUT = 1.0
-#: Seconds after which an idle connection would be closed here: that is for the other server to do, and for the client.
+#: Seconds after which aiohttp closes an idle connection: never, because the other server or the client does it.
 KEEPALIVE = 10 * 365 * 24 * 3600.0
-#: Received and not yet sent, per connection; aiohttp stops reading at twice this. As READ_BUFFER for the other way.
+#: Bytes of one connection that are received and not yet sent. aiohttp stops reading at twice this number. READ_BUFFER
+#: is the same in the other direction.
 RECEIVE_BUFFER = 64 * KiB
 
 _closing: set["asyncio.Task[None]"] = set()
 
 
 async def all_closed() -> None:
-    """Wait until the connections of all ways that were closed are closed. The loop may end after that."""
+    """Wait until the connections of all closed ways have ended. The loop may end after that."""
     await asyncio.gather(*_closing)
 
 
 class ProxiedAnswer:
-    """An answer of the other server, whose body is read once. headers: of any case."""
+    """An answer of the other server, whose body is read once. The case of names in `headers` does not matter."""
 
     def __init__(self, response: aiohttp.ClientResponse, waits: Waits) -> None:
         self._response = response
@@ -57,12 +58,12 @@ class ProxiedAnswer:
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the other server closes the connection after it (RFC 9112 9.6)."""
+        """Tell whether the other server closes the connection after this answer (RFC 9112 9.6)."""
         closes = "close" in self.headers.get("Connection", "").lower()
         return closes or self._response.version != aiohttp.HttpVersion11
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Return the body, piece by piece, as it comes. Raises aiohttp.ClientError."""
+        """Return the body, piece by piece, as it arrives. Raises aiohttp.ClientError."""
         while True:
             self._waits.begin()
             data = await self._response.content.readany()
@@ -73,23 +74,22 @@ class ProxiedAnswer:
 
 
 class Way:
-    """Send requests for one image, one after the other, on one connection. Used on the loop that made it.
+    """Send requests for one image, one after the other, on one connection. Use this on the loop that made it.
 
-    When the connection has ended, requests raise WayGone, and the client's connection ends, too. So a client sees as
-    much of a restart of the other server as if it was connected to that: what it has written without a flush may be
-    lost.
+    When the connection has ended, requests raise WayGone, and the client's connection ends, too. So a client notices a
+    restart of the other server, as it would if connected to it: what it has written without a flush may be lost.
     """
 
     def __init__(self, address: HttpAddress, context: ssl.SSLContext) -> None:
         self.address = address
-        #: The connection had ended before the last request.
+        #: Whether the connection had ended before the last request.
         self.lost = False
-        #: The content codings that the other server has told; None: it was not asked.
+        #: The content codings that the other server knows, or None before it was asked.
         self.encodings: list[str] | None = None
-        #: The field Accept of the requests.
+        #: The field Accept of the next requests.
         self.accept = "*/*"
         self._connected = False
-        self._reached = False  # by the request that runs
+        self._reached = False  # whether the running request has reached the other server
         self._sockets: list[socket.socket] = []
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -104,31 +104,31 @@ class Way:
         )
 
     def close(self) -> None:
-        """Close the connection, and end what runs on it."""
+        """Close the connection, and end a request that runs on it."""
         task = asyncio.get_running_loop().create_task(self._end())
         _closing.add(task)
         task.add_done_callback(_closing.discard)
 
     async def _end(self) -> None:
-        """Close the connection. What waits for CLOSE_TIMEOUT to be read by the other server is dropped."""
+        """Close the connection. Drop the bytes that the other server does not read within CLOSE_TIMEOUT."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._session.close()
                 await self._closed()
         for each in self._sockets:
-            with contextlib.suppress(OSError):  # it is closed
+            with contextlib.suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._closed()
 
     async def _closed(self) -> None:
-        """Wait until asyncio has closed the sockets, which it tells nobody."""
-        while any(each.fileno() != -1 for each in self._sockets):  # noqa: ASYNC110 - so there is nothing to wait for
+        """Wait until asyncio has closed the sockets, of which it gives no notice."""
+        while any(each.fileno() != -1 for each in self._sockets):  # noqa: ASYNC110 - there is nothing to wait for
             await asyncio.sleep(0.01)
 
     def _make_socket(self, address: AddrInfoType) -> socket.socket:
-        """Make a socket for aiohttp, which forgets a connection that is to close before its last bytes have gone."""
+        """Make a socket for aiohttp. Keep it, because aiohttp forgets a closing connection that has unsent bytes."""
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
         self._sockets.append(made)
@@ -146,10 +146,11 @@ class Way:
         body: PassedBody | None = None,
         works: bool = False,
     ) -> AsyncIterator[ProxiedAnswer]:
-        """Send a request for the image's url, target after it; the block reads the answer.
+        """Send a request for the image's url with `target` appended. The block reads the answer.
 
-        works: the other server answers after work that takes any time. Leaving the block before the end of the answer,
-        or with an error, closes the connection. Raises WayGone, WaySilent, Unusable, and what reading the body raises.
+        With `works`, the other server may work for any time before it answers. If the block ends with an error, or
+        before the end of the answer, the connection is closed. Raises WayGone, WaySilent, Unusable, and what reading
+        the body raises.
         """
         waits, response = Waits(op), None
         self._reached = False
@@ -183,7 +184,7 @@ class Way:
                 response.close()  # has no effect after the end of the body
 
     def _failure(self, error: aiohttp.ClientError | TimeoutError, what: str) -> Error:
-        """Return the failure of the connection, in our words."""
+        """Return the error for a failure of the connection, without aiohttp's text."""
         why = type(error).__name__
         if isinstance(error, TimeoutError):
             return WaySilent(what, why)
@@ -193,11 +194,11 @@ class Way:
         return self.gone(f"{why} {errno.errorcode.get(number or 0, '')}")
 
     def gone(self, reason: str) -> WayGone:
-        """Return the error for a server that is gone, or does not keep the protocol. reason: for the log."""
+        """Return the error for a server that is gone or breaks the protocol. `reason` is for the log."""
         return WayGone(str(self.address), reason)
 
     def _tracing(self) -> aiohttp.TraceConfig:
-        """Return what keeps the connection from being replaced by another one, for which aiohttp would not ask."""
+        """Return hooks that keep aiohttp from silently replacing a lost connection by a new one."""
 
         async def begins(_: aiohttp.ClientSession, __: SimpleNamespace, ___: object) -> None:
             self.lost = self._connected and not self._reached

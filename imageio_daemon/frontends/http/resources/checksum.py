@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}/checksum`: the digest of an image or a range of it, or those of its blocks, computed by the server."""
+"""`/images/{id}/checksum`: the digest of an image, of a range, or of each block, computed by the server."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ from .images import READ_METHODS
 
 #: A JSON object on each line (jsonlines.org).
 JSON_LINES = "application/jsonl"
-#: Bytes of text that are collected before they are sent: those of 600 blocks. An image may have millions.
+#: Bytes of text that are collected before they are sent, for about 600 blocks. An image may have millions.
 PIECE = 64 * KiB
 
 
@@ -46,13 +46,13 @@ class Checksums:
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Answer GET with the checksum of the image or of a range of it, or with the list of the digests of its blocks.
+        """Answer GET with the checksum of the image or of a range, or with the list of the digests of its blocks.
 
-        The query has the algorithm and the block_size: bytes, a multiple of BLOCK_ALIGNMENT, from MIN_BLOCK to
-        MAX_BLOCK, or in its place `blocks`, which asks for the list; offset, a multiple of BLOCK_ALIGNMENT, by default
-        0; length, at least 1, by default to the end of the image. The answer has the range if the query has offset or
-        length. Raises InvalidRequest, OutOfRange, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable,
-        PeerGone. An error after the first piece of a list cuts the connection.
+        The query may have `algorithm`; `block_size`, in bytes, a multiple of BLOCK_ALIGNMENT from MIN_BLOCK to
+        MAX_BLOCK, or in its place `blocks`, which asks for the list; `offset`, a multiple of BLOCK_ALIGNMENT, by
+        default 0; and `length`, at least 1, by default to the end of the image. The answer repeats the range if the
+        query has `offset` or `length`. Raises InvalidRequest, OutOfRange, Forbidden, TooManyConnections, Canceled,
+        StorageError, Unavailable, PeerGone. An error after the first piece of a list cuts the connection.
         """
         query = query_of(request)
         wanted = parse_checksum(query)
@@ -95,12 +95,12 @@ def asks_list(query: Mapping[str, str]) -> bool:
 
 
 def names_range(query: Mapping[str, str]) -> bool:
-    """Tell whether the answer has the range: the query names some of it."""
+    """Tell whether a query names a range, which the answer then repeats."""
     return "offset" in query or "length" in query
 
 
 def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
-    """Return the offset and the length that a query asks for; no length: to the end of the image."""
+    """Return the offset and the length in a query. The length is None for all up to the end of the image."""
     offset = parse_number(query.get("offset", "0"), "offset")
     if offset % BLOCK_ALIGNMENT:
         raise InvalidRequest(f"Invalid offset: a multiple of {BLOCK_ALIGNMENT}")

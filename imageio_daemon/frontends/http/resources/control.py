@@ -15,17 +15,16 @@ from ..request import caller_of, query_of, read_json
 from ..responses import JSON, json_response
 from ..routes import Handler, Resource
 
-#: The most digits of the number of an event.
+#: Most digits of an event's number.
 MAX_DIGITS = 18
-#: The longest time for another level of the log, in seconds.
+#: Most seconds for a temporary level of the log.
 MAX_SECONDS = 30 * 24 * 3600
 
 
 class ControlResources:
-    """Serve what the daemon does, and change what of it may be changed while it runs.
+    """Serve what the daemon does, and change the settings that can change while it runs.
 
-    remote: how clients on the network come here: the `port` of the remote service, whether it has `tls` and the page
-    `ui`.
+    `remote` tells how clients reach the remote service: its `port`, and whether it has `tls` and the page, `ui`.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class ControlResources:
         }
 
     async def get_status(self, _: web.Request) -> web.Response:
-        """Answer with the counters of each service at this moment, of lanes and of Python, and how to come here."""
+        """Answer with the present counters of each service, of lanes and of Python, and how to reach the daemon."""
         return json_response({"served": self._served.as_json(), "remote": self._remote})
 
     async def get_drain(self, _: web.Request) -> web.Response:
-        """Answer with whether the daemon drains, and how many transfers go on."""
+        """Answer with whether the daemon drains, and how many transfers are left."""
         drain = self._store.drain
         return json_response({"draining": drain is not None, "transfers": 0 if drain is None else drain.left()})
 
@@ -62,7 +61,7 @@ class ControlResources:
         return await self.get_drain(request)
 
     async def get_events(self, request: web.Request) -> web.Response:
-        """Answer with the events that are left, oldest first. ?after: those with a larger number.
+        """Answer with the kept events, oldest first; with ?after= only those with a larger number.
 
         Raises InvalidRequest.
         """
@@ -77,7 +76,7 @@ class ControlResources:
         return json_response(self._level.state())
 
     async def put_log(self, request: web.Request) -> web.Response:
-        """Change the level, for a time or until the next change, and answer as GET does.
+        """Change the level, for some time or until the next change, and answer as GET does.
 
         Raises InvalidRequest, TooLarge, PeerGone.
         """

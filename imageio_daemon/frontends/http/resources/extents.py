@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}/extents`: the extents of an image, as a JSON array that is sent while storage looks for the rest."""
+"""`/images/{id}/extents`: the extents of an image, as a JSON array that is sent while storage finds the rest."""
 
 from collections.abc import Iterable
 
@@ -38,8 +38,8 @@ class Extents:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the list of extents. The query has the context: `zero`, `dirty` or `durable`.
 
-        Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError. Raises NotFound: the
-        ticket or the image has no dirty extents, or there is no record of what is durable. An error after the first
+        Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError. Raises NotFound if the
+        ticket or the image has no dirty extents, or if there is no record of what is durable. An error after the first
         piece of the answer cuts the connection.
         """
         context = Context(parse_choice(query_of(request), "context", tuple(Context)))

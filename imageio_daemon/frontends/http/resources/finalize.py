@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: whether what arrived is what was sent."""
+"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: verify that an image has what was sent."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Finalize:
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
 
     async def patch(self, request: web.Request, document: dict[str, Any]) -> web.Response:
-        """Verify an image, and make its ticket read-only. document: the JSON of a PATCH with the op finalize.
+        """Verify an image, and make its ticket read-only. `document` is the JSON of a PATCH with the op finalize.
 
         The answer is 200, 409 with the blocks that differ, or 202 if it takes long. Raises InvalidRequest, InUse,
         Forbidden, TooManyConnections, Canceled, Unavailable, StorageError.
@@ -53,7 +53,7 @@ class Finalize:
         query_of(request)
         transfer = attach(self._store, request, Access.READ)
         verification = self._finalizer.last(transfer)
-        if verification is not None and not verification.report.done():  # first: its report may not be kept yet
+        if verification is not None and not verification.report.done():  # kept_state may have an earlier report
             return json_response(_progress(verification))
         report = transfer.kept_state.get(FINALIZED)
         if report is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}`: OPTIONS, GET, HEAD, PUT and PATCH, in four steps: parse, authorise, connect, operate.
+"""`/images/{id}`: OPTIONS, GET, HEAD, PUT and PATCH. Each has four steps: parse, authorise, connect, operate.
 
 Parsing comes first, so that a malformed request gets the same answer with and without a valid ticket.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from aiohttp import web
@@ -48,7 +48,10 @@ ANY = "*"
 
 
 class Put(NamedTuple):
-    """What a PUT asks for. offset: of its first byte. length: of its content; None: what comes. encoded: with zstd."""
+    """What a PUT asks for: where its first byte goes, and how many bytes of content follow, if that is known.
+
+    `encoded` tells whether the body is compressed with zstd.
+    """
 
     offset: int
     length: int | None
@@ -59,8 +62,8 @@ class Put(NamedTuple):
 class Images:
     """Serve the images of a store's tickets.
 
-    finalize: answers a PATCH with the op finalize and this JSON document.
-    max_connections: the number of connections that OPTIONS recommends for one image. local: tells of the local service.
+    `finalize` answers a PATCH with the op finalize, and gets its JSON document. `max_connections` is the number of
+    connections that OPTIONS recommends for one image. `local` has what OPTIONS tells of the local service.
     """
 
     def __init__(
@@ -121,6 +124,8 @@ class Images:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
 
+        A client that names the tag of what it has gets 304 if that is the image.
+
         Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable. An error after
         the first bytes of the body cuts the connection, so the client gets less than Content-Length.
         """
@@ -128,6 +133,8 @@ class Images:
         transfer = attach(self._store, request, Access.READ)
         size = await operations.size(transfer, part=request.method != "HEAD")
         conditions = Conditions(request.headers, transfer, size)
+        if conditions.unmodified:
+            return unmodified(request, conditions.headers)
         if not conditions.range_counts:
             wanted = None
         offset, length = 0, size
@@ -151,10 +158,10 @@ class Images:
     async def put(self, request: web.Request) -> web.StreamResponse:
         """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).
 
-        With `Content-Encoding: zstd` the body is one frame (RFC 8878), whose content is written. The answer means
-        stable storage unless the query says `flush=n`. After an error or a cancellation, a part of the body may be
-        written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden, TooManyConnections,
-        Canceled, StorageError, Unavailable.
+        With `Content-Encoding: zstd` the body is one frame (RFC 8878), whose content is written. At the answer, the
+        bytes are on stable storage, unless the query has `flush=n`. After an error or a cancellation, a part of the
+        body may be written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Changed, Forbidden,
+        TooManyConnections, Canceled, StorageError, Unavailable.
         """
         put = parse_put(request)
         transfer = attach(self._store, request, Access.WRITE)
@@ -176,8 +183,8 @@ class Images:
         """Zero a range, flush, or finalize, as the JSON document in the body says.
 
         A request with `Expect: 100-continue`, or with a long body, is authorised before its body is read. Raises
-        InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Forbidden, TooManyConnections, Canceled, PeerGone,
-        StorageError.
+        InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Changed, Forbidden, TooManyConnections, Canceled,
+        PeerGone, StorageError.
         """
         document = await self.read_patch(request)
         if is_finalize(document):
@@ -193,7 +200,7 @@ class Images:
         return web.Response()
 
     async def read_patch(self, request: web.Request) -> object:
-        """Return the JSON document of a PATCH. Only who has a ticket that may write sends the longer ones."""
+        """Return the JSON document of a PATCH. Reads a long one only for a ticket that may write."""
         length = request.content_length or 0
         if not waits_for_continue(request) and length <= MAX_JSON:
             return await read_json(request)
@@ -202,7 +209,7 @@ class Images:
             raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
         if length <= MAX_JSON:
             return await read_json(request)
-        async with self._buffers.lease(transfer, min(length, MAX_FINALIZE), most=1):  # memory for as much again
+        async with self._buffers.lease(transfer, min(length, MAX_FINALIZE), most=1):  # so that this memory counts
             document = await read_json(request, MAX_FINALIZE)
         if not is_finalize(document):
             raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
@@ -231,7 +238,7 @@ class Images:
 
 
 def _for_pages(request: web.Request) -> dict[str, str]:
-    """Return the fields of an answer for pages of other origins."""
+    """Return the fields of an answer that pages of other origins need."""
     return cors_headers(request.headers, ",".join(CORS_METHODS))
 
 
@@ -256,14 +263,14 @@ def is_finalize(document: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
-    """Tell whether a PATCH with "fast" may succeed. True until the storage refuses one, which only a request shows."""
+    """Tell whether a PATCH with "fast" may succeed. This is true until the storage has refused such a request."""
     return info.can_fast_zero if ticket.sparse else info.can_fast_allocate
 
 
 async def _stays_zero(transfer: Transfer, info: BackendInfo) -> bool:
-    """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros.
+    """Tell whether a client may leave out zeros: the ticket is sparse, and its whole size already reads as zeros.
 
-    Of an image that other programs may use meanwhile nobody knows.
+    An image that other programs may use at the same time can change, so for it this is false.
     """
     ticket = transfer.ticket
     fits = ticket.sparse and not ticket.shared and info.size >= ticket.size
@@ -271,14 +278,25 @@ async def _stays_zero(transfer: Transfer, info: BackendInfo) -> bool:
 
 
 def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | None:
-    """Return the bytes that the image may have by this ticket; None: there is no limit but the storage."""
+    """Return how many bytes the image may have with this ticket, or None if only the storage limits it."""
     if not (writable and info.can_grow):
         return min(ticket.size, info.size)
     return ticket.size if ticket.declared_size is None else None
 
 
+def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:
+    """Return the answer for a client that has the image already (RFC 9110 15.4.5).
+
+    headers: its tag. close: it is the connection's last.
+    """
+    response = web.Response(status=304, headers=headers)
+    if close or is_closing(request):
+        response.force_close()
+    return response
+
+
 def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after the answer if the query says so."""
+    """Close the connection after the answer if the query asks for it."""
     if is_closing(request):
         response.force_close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/local/{question}`: the local service proves to clients that its unix socket is the daemon's (docs/adr/0044)."""
+"""`/local/{question}`, by which the local service proves that its unix socket is the daemon's (docs/adr/0044)."""
 
 import hmac
 import re
@@ -17,10 +17,10 @@ QUESTION = re.compile("[0-9a-f]{32}")
 
 
 class LocalService:
-    """Tell clients of the local service, and how to know it.
+    """Tell clients where the local service is, and how to make sure of it.
 
-    address: of the unix socket; None: there is none. place: where the address leads to, see place_of(); None: it is not
-    known, so no client can know the socket.
+    `address` is that of the unix socket, if there is one. `place` is where the address leads to, see place_of(). If it
+    is None, clients cannot make sure of the socket.
     """
 
     def __init__(self, address: str | None, place: str | None) -> None:
@@ -29,10 +29,10 @@ class LocalService:
         self._key = secrets.token_bytes(32)
 
     def told(self, request: web.Request) -> dict[str, object]:
-        """Return what OPTIONS tells of it.
+        """Return what OPTIONS tells of the local service: its address, and a question with its answer.
 
-        The answer to the question comes by TLS here, and from the unix socket. Who is on a unix socket gets none: there
-        may be a proxy before it, which would pass the question on for everybody.
+        The client compares this answer, which comes by TLS, with the one from the unix socket. A client on a unix
+        socket gets neither: there may be a proxy in front of the socket, which would ask for everybody.
         """
         if self._address is None:
             return {}
@@ -47,7 +47,7 @@ class LocalService:
         return Resource({"GET": self._get}, ("GET",))
 
     async def _get(self, request: web.Request) -> web.Response:
-        """Answer a question, on the unix socket only: another program could get the answer by TCP and pass it on."""
+        """Answer a question, on the unix socket only. By TCP, another program could get the answer and pass it on."""
         question = name_of(request)
         if not exchange_of(request).is_local or not QUESTION.fullmatch(question):
             raise NotFound("No such resource")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/metrics`, `/livez` and `/readyz`: what monitoring asks for. None needs a ticket, and none tells one."""
+"""`/metrics`, `/livez` and `/readyz`, for monitoring. None of them needs a ticket or shows a ticket id."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from ..routes import Resource
 
 
 class Monitoring:
-    """Serve metrics and health. trusts: clients may ask for metrics as often as they like."""
+    """Serve metrics and health. If this `trusts` its clients, they may ask for fresh metrics at any rate."""
 
     def __init__(self, exposition: Exposition, health: Health, *, trusts: bool) -> None:
         self._exposition = exposition
@@ -36,7 +36,7 @@ class Monitoring:
         return _answer(200, "ok\n")
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Answer GET with 200 if the daemon serves, else with 503 and the reasons. ?verbose: tell each check."""
+        """Answer GET with 200 if the daemon serves, else with 503 and the reasons. With ?verbose, show each check."""
         checks = await self._health.checks()
         failed = {name: why for name, why in checks.items() if why}
         shown = checks if "verbose" in query_of(request) else failed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/ui/`: the page on which people upload and download an image. Why it is so: docs/adr/0040-a-page-for-transfers.md.
+"""`/ui/`, the page on which people upload and download an image. docs/adr/0040-a-page-for-transfers.md has the reasons.
 
 The page is static and has no secret: the ticket is in the fragment of its address, which browsers do not send.
 """
@@ -13,12 +13,12 @@ from aiohttp import web
 
 from ..routes import Handler, Resource, preflight
 
-#: The files of the page: all of its folder. Its name is that of no Python package.
+#: The folder with the files of the page. It is not a Python package.
 FOLDER = Path(__file__).parent.parent / "page"
 INDEX = "index.html"
-#: In the document, what the names of the other files begin with.
+#: Text in the document that is replaced by the folder of the other files.
 PLACE = "{files}"
-#: And where the name of who runs the server is.
+#: Text in the document that is replaced by the name of the server's operator.
 OPERATOR = "{operator}"
 
 TYPES = {
@@ -28,8 +28,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 
-#: Fields of each answer. Scripts, styles and requests are of this server only; nothing is inline, so text that gets
-#: into the document by a mistake is not run. No frame of another page may have it (Content Security Policy Level 3).
+#: Fields of each answer (Content Security Policy Level 3). They allow scripts, styles and requests of this server only,
+#: and nothing inline, so text that gets into the document by mistake is not run. No other page may frame this one.
 SAFE = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; "
@@ -40,7 +40,8 @@ SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-#: The document is asked for each time, and names the others with the hash of all, so that they never change.
+#: A browser asks for the document each time. The addresses of the other files contain the hash of all files, so a file
+#: at an address never changes.
 DOCUMENT_CACHE = "no-cache"
 FILE_CACHE = "public, max-age=31536000, immutable"
 
@@ -48,10 +49,10 @@ _METHODS = ("OPTIONS", "GET")
 
 
 class Page:
-    """The files of the page, read when it is made. operator: who runs the server, "" if nobody says. Raises OSError.
+    """The files of the page, read when this is made. `operator` is who runs the server, or "". Raises OSError.
 
-    The scripts import each other by relative names, so that one folder of the address, the hash of all files, renews
-    them all together: `/ui/HASH/NAME`.
+    The address of a file is `/ui/HASH/NAME`, with the hash of all files. The scripts import each other by relative
+    names, so a new hash renews all of them together.
     """
 
     def __init__(self, operator: str) -> None:

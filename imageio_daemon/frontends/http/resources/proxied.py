@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that another server of the images API has: each request is parsed and authorised here, and passed on.
+"""Images that another server of the images API has. The daemon parses and authorises each request, and passes it on.
 
-The other server knows the image. What is checked here is the ticket: its rights, its life, and that no request reaches
-past its size. A request for what only the image's size tells asks for that first.
+The other server knows the image. The daemon checks the ticket: its rights, whether it is in force, and that no request
+reaches past its size. If a request depends on the image's size, the daemon asks for the size first.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..proxy.body import PassedBody
 from ..proxy.options_answer import options_of, translated
-from ..proxy.passed_answers import passed, read_whole, require_known, tells_range
+from ..proxy.passed_answers import passed, read_whole, require_known, tag_of, tells_range
 from ..proxy.passing import Passing
 from ..proxy.proxied_download import ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, exchange_of, name_of, query_of
@@ -45,18 +45,21 @@ from .images import (
     is_closing,
     is_finalize,
     parse_put,
+    unmodified,
 )
 from .local import LocalService
 
-#: Fields that go on as they are: conditions on what only the other server knows (RFC 9110 13.1).
-CONDITIONS = ("If-Match", "If-Range")
+#: Fields that are passed on unchanged: conditions that only the other server can check (RFC 9110 13.1).
+CONDITIONS = ("If-Match", "If-None-Match", "If-Range")
+#: Those of them that decide which bytes the answer has.
+COMPARED = ("If-None-Match", "If-Range")
 
 
 class Proxied:
-    """Serve the tickets of a store whose images another server has; the other tickets go to the resources they wrap.
+    """Wrap the resources of images: serve tickets whose images another server has, and leave others to the resource.
 
-    images: reads the bodies of PATCH. context: of TLS to the other servers. max_connections: that OPTIONS recommends at
-    most. local: tells of the local service.
+    `images` reads the bodies of PATCH. `context` is for TLS to the other servers. `max_connections` is the largest
+    number of connections that OPTIONS recommends. `local` has what OPTIONS tells of the local service.
     """
 
     def __init__(
@@ -134,6 +137,8 @@ class Proxied:
             self._passing.running(request, transfer, Access.READ, wanted.offset, wanted.length) as (op, way),
             way.request(op, request.method, headers=wanted.headers | conditions) as answer,
         ):
+            if answer.status == 304 and "If-None-Match" in conditions:
+                return unmodified(request, tag_of(answer), close=answer.is_last)
             if answer.status not in (200, 206):
                 return await passed(answer, way, transfer.ticket.size)
             download = ProxiedDownload(request, transfer, op, way)
@@ -142,18 +147,19 @@ class Proxied:
     async def _wanted(
         self, request: web.Request, transfer: Transfer, conditions: dict[str, str]
     ) -> WantedRange | web.StreamResponse:
-        """Return what to ask for. Asks for the size, if that counts; returns the answer if it is refused."""
+        """Return what to ask for, or the answer of a refusal. Asks for the image's size if the range depends on it."""
         wanted, size = parse_range(request.headers.get("range")), transfer.ticket.size
         condition = wanted is not None and "If-Range" in conditions
         larger = False
-        if wanted is None or wanted.first is None or wanted.last is None or condition:
+        if wanted is None or wanted.first is None or wanted.last is None or conditions.keys() & COMPARED:
             total = await self._passing.size(request, transfer)
             if not isinstance(total, int):
                 return total
             larger, size = total > size, min(total, size)
-        if condition and larger:  # the tag of the other server is not that of this part
-            del conditions["If-Range"]
-            wanted, condition = None, False
+        if larger:  # the other server's tag is not one of the part that the ticket allows
+            wanted, condition = None if condition else wanted, False
+            for name in COMPARED:
+                conditions.pop(name, None)
         if wanted is not None:
             offset, length = wanted.resolve(size)
             return WantedRange(offset, length, f"bytes={offset}-{offset + length - 1}", part=True, or_whole=condition)
@@ -162,7 +168,7 @@ class Proxied:
         return WantedRange(0, size, f"bytes=0-{size - 1}" if larger else None, part=False, or_whole=False)
 
     async def put(self, request: web.Request) -> web.Response:
-        """Pass on a PUT, with its body as it is. One that is coded needs a server that tells of the coding.
+        """Pass on a PUT, with its body unchanged. A coded body only goes to a server that says it knows the coding.
 
         Another one would write the coded bytes into the image. Raises InvalidRequest, UnsupportedEncoding, Truncated,
         OutOfRange, Forbidden, TooManyConnections, Canceled, PeerGone, WayGone, WaySilent, Unusable.
@@ -225,15 +231,15 @@ class Proxied:
         return response
 
     async def _finalized(self, transfer: Transfer) -> None:
-        """Note that the other server has finalized the image: the ticket here is as read-only as the one there."""
+        """Note that the other server has finalized the image, and make the ticket read-only as it did."""
         transfer.kept_state[FINALIZED] = True
         transfer.permission.seal.close()
         await self._store.keep(transfer)
 
-    # What is told of it
+    # About the image
 
     async def get_extents(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the list of extents of the ticket's size, while it comes. Raises as Extents.get()."""
+        """Pass on the list of extents, up to the ticket's size, while it arrives. Raises as Extents.get()."""
         context = Context(parse_choice(query_of(request), "context", tuple(Context)))
         transfer = attach(self._store, request, Access.READ)
         if context is Context.DIRTY and not transfer.ticket.dirty:
@@ -259,7 +265,7 @@ class Proxied:
             return await stream.finish()
 
     async def get_checksum(self, request: web.Request) -> web.Response:
-        """Pass on the question for a checksum, which the other server computes."""
+        """Pass on a request for a checksum, which the other server computes."""
         query = query_of(request)
         wanted = parse_checksum(query)
         if asks_list(query):
@@ -281,14 +287,14 @@ class Proxied:
         return response
 
     async def get_finalize(self, request: web.Request) -> web.Response:
-        """Pass on the question for the state of a finalize."""
+        """Pass on a request for the state of a finalize."""
         query_of(request)
         transfer = attach(self._store, request, Access.READ)
         return await self._passing.ask(request, transfer, Kind.STAT, "GET", "/finalize")
 
 
 def _placed(put: Put) -> dict[str, str]:
-    """Return the fields that say where the body of a PUT goes."""
+    """Return the fields that tell where to write the body of a PUT."""
     last = put.offset + put.length - 1 if put.length else "*"
     headers = {"Content-Range": f"bytes {put.offset}-{last}/*"}
     return headers | ({"Content-Encoding": ENCODING} if put.encoded else {})

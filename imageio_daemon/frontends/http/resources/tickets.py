@@ -16,8 +16,8 @@ from ..routes import Resource
 class Tickets:
     """Serve the tickets of a store.
 
-    inactivity_timeout: seconds, for tickets without one of their own. remove_timeout: seconds that a removal waits for
-    running requests; 0: it does not wait.
+    `inactivity_timeout`, in seconds, is for tickets without one of their own. `remove_timeout` is how many seconds a
+    removal waits for running requests. With 0 it does not wait.
     """
 
     def __init__(self, store: TransferStore, *, inactivity_timeout: int, remove_timeout: float) -> None:
@@ -40,7 +40,7 @@ class Tickets:
         return json_response(self._find(request).status())
 
     async def put(self, request: web.Request) -> web.Response:
-        """Add a ticket, or replace one, whose requests are cancelled.
+        """Add a ticket. If this replaces one, its requests are cancelled.
 
         Raises InvalidRequest, TooLarge, TooManyTickets, PeerGone.
         """
@@ -51,10 +51,10 @@ class Tickets:
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Change what the body names: let the ticket expire `timeout` seconds from now, 0: now; limit it to `rate`.
+        """Let the ticket expire `timeout` seconds from now, or limit it to `rate`, as the body says. 0 s ends it now.
 
-        Raises InvalidRequest, TooLarge, NotFound, PeerGone; StorageError or Unavailable if a later process might have
-        the ticket as it was.
+        Raises InvalidRequest, TooLarge, NotFound, PeerGone. Raises StorageError or Unavailable if a later process might
+        load the ticket as it was.
         """
         changes = Changes.from_json(await read_json(request))
         transfer = self._find(request)
@@ -64,16 +64,16 @@ class Tickets:
     async def delete(self, request: web.Request) -> web.Response:
         """Cancel and remove a ticket. The answer is 204 also if there is no such ticket.
 
-        Raises InUse if its operations have not ended after remove_timeout; StorageError or Unavailable if a later
-        process might have the ticket. It then stays, cancelled.
+        Raises InUse if its operations have not ended after remove_timeout. Raises StorageError or Unavailable if a
+        later process might load the ticket. In both cases the ticket stays, cancelled.
         """
         await self._store.remove(name_of(request), self._remove_timeout, caller_of(request))
         return web.Response(status=204)
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """Answer GET with tickets and their state: all, with ?transfer= those of a name, with ?in_use=y those in use.
+        """Answer GET with all tickets and their state. Raises InvalidRequest.
 
-        Raises InvalidRequest.
+        ?transfer= selects those with this name, ?in_use=y those in use.
         """
         query = query_of(request)
         found = self._store.all()
