@@ -68,10 +68,10 @@ def whole_headers(ticket: Ticket) -> dict[str, str]:
 
 
 def content_disposition(name: str | None) -> str:
-    """Return the value of the field for an image that has this name, or none. name: without control characters.
+    """Return the value of the field for an image with this name, or without one. `name` has no control characters.
 
-    A name of other characters than those of a quoted string comes twice: whole, as an extended value (RFC 8187), and
-    before that with `_` for each of them, for programs that know no extended values.
+    A name with characters that a quoted string cannot have comes twice. First, for programs that know no extended
+    values, with `_` in place of each such character; then whole, as an extended value (RFC 8187).
     """
     if not name:
         return "attachment"

@@ -29,8 +29,9 @@ CANCELED_FACTOR = 2
 class TransferEnd:
     """Follow the end of a cancelled transfer in three steps.
 
-    It is quiet when no operation or lane runs, has left when its image is closed, and has ended when its image is free:
-    when no other of the `canceled` transfers uses it. `pauses` is the time that does not count for the rate.
+    The transfer is quiet when no operation or lane runs. It has left when its image is closed. It has ended when its
+    image is free: when no other of the `canceled` transfers uses it. `pauses` is the time that does not count for the
+    rate.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TransferEnd:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Start to wait for the end. Called once, by the cancel."""
+        """Start to wait for the end. The cancel calls this once."""
         self.settle()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -96,12 +97,12 @@ class TransferEnd:
 
     @property
     def identity(self) -> object:
-        """Return the identity of the image that is or was open; None: it is unknown, or none was open."""
+        """Return the identity of the image that is or was open, if it is known."""
         return self._image.identity
 
     @property
     def in_use(self) -> bool:
-        """Tell whether the image is used: by our requests, by our open or close, or by another cancelled transfer."""
+        """Tell whether the image is used by requests of this transfer, by its open or close, or by a cancelled one."""
         others = self._canceled.uses(self.ticket.url, self.identity, but=self)
         return bool(self._traffic.running or self._image.on_its_way or others)
 
