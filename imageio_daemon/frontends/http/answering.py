@@ -9,8 +9,8 @@ from aiohttp.http import HttpVersion11
 from ...errors import PeerGone
 from ...runtime import request_log
 from ...runtime.request_activity import begin as begin_work
-from .aiohttp_transport import ConnectionControl
 from .carrying import SentByLane
+from .connection.aiohttp_transport import ConnectionControl
 from .cors import cors_headers
 from .request import connection_of
 from .responses import COMMON, SERVER

@@ -13,11 +13,11 @@ from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from ...units import KiB
-from .aiohttp_transport import CONNECTION, ConnectionControl
 from .conditions import require_none
-from .exchange import Exchange
+from .connection.aiohttp_transport import CONNECTION, ConnectionControl
 from .headers import MAX_JSON, parse_json, parse_target
 from .routes import NAME
+from .wire.exchange import Exchange
 
 #: Bytes of a body that aiohttp may hold. It stops reading at twice this number. With 64 TLS uploads at once, the daemon
 #: needed at most 374 MiB of memory, and 405 MiB with 256 KiB, at the same speed.

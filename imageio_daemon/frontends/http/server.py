@@ -24,12 +24,12 @@ from ...runtime.served import Served
 from ...storage.lending import Buffers
 from ...transfers.store import TransferStore
 from ...units import KiB
-from .admission import HttpAdmission
 from .answering import Answering
-from .connection import ServerConnection
-from .framing import MAX_HEAD, RequestHead
+from .connection.admission import HttpAdmission
+from .connection.connection import ServerConnection
+from .connection.shared import HttpShared
 from .headers import parse_target
-from .lane_service import LaneService
+from .lane.lane_service import LaneService
 from .proxy.way import all_closed
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
@@ -42,10 +42,10 @@ from .resources.monitoring import Monitoring
 from .resources.page import Page
 from .resources.proxied import Proxied
 from .resources.tickets import Tickets
+from .resources.upgrade import NbdService, Upgrades
 from .responses import json_response
 from .routes import Resource, Routes, preflight
-from .shared import HttpShared
-from .upgrade import NbdService, Upgrades
+from .wire.framing import MAX_HEAD, RequestHead
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import HeadTooLarge, InvalidRequest
-from imageio_daemon.frontends.http.framing import MAX_FIELDS, MAX_HEAD, ChunkedBody, FixedBody, RequestHead, read_head
+from imageio_daemon.frontends.http.wire.framing import (
+    MAX_FIELDS,
+    MAX_HEAD,
+    ChunkedBody,
+    FixedBody,
+    RequestHead,
+    read_head,
+)
 from ioutil_ext import lib
 from tests.support import headoracle
 

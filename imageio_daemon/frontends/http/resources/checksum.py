@@ -15,12 +15,12 @@ from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....units import KiB
-from ..answer_stream import AnswerStream
-from ..checksums import ALGORITHMS, require_algorithm, require_block_size
 from ..headers import parse_number
 from ..request import attach, query_of
 from ..responses import json_response
 from ..routes import Resource, preflight
+from ..wire.answer_stream import AnswerStream
+from .checksums import ALGORITHMS, require_algorithm, require_block_size
 from .images import READ_METHODS
 
 #: A JSON object on each line (jsonlines.org).

@@ -12,10 +12,10 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED
 from .. import errors
-from ..checksums import require_algorithm, require_block_size
 from ..request import attach, query_of
 from ..responses import json_response
 from ..routes import Resource, preflight
+from .checksums import require_algorithm, require_block_size
 from .images import READ_METHODS
 
 

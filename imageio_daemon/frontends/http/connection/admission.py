@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ...net.admission import Admission
-from ...net.connection_limit import ConnectionLimit, Place, Stage
+from ....net.admission import Admission
+from ....net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from ...runtime.request_activity import Doing, Worker
-from ...runtime.served import Count
-from ...transfers.transfer import Transfer
+from ....runtime.request_activity import Doing, Worker
+from ....runtime.served import Count
+from ....transfers.transfer import Transfer
 
 
 class Closable(Protocol):

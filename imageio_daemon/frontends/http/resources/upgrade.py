@@ -8,12 +8,12 @@ from typing import Protocol
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from ...operations import operations
-from ...transfers.store import TransferStore
-from ...transfers.ticket import Access
-from ...transfers.transfer import Transfer
-from .request import attach, connection_of
-from .routes import Resource
+from ....operations import operations
+from ....transfers.store import TransferStore
+from ....transfers.ticket import Access
+from ....transfers.transfer import Transfer
+from ..request import attach, connection_of
+from ..routes import Resource
 
 #: The name of the protocol. IANA has none for NBD; Incus and LXD use this one.
 NBD = "nbd"

@@ -3,17 +3,17 @@
 
 import dataclasses
 
-from ...errors import Canceled
-from ...lanes.http import HttpLane, Instruction
-from ...lanes.places import Places
-from ...lanes.shared import Lanes
-from ...operations.bounds import readable_size
-from ...transfers.store import TransferStore
-from ...transfers.ticket import Access
-from ...transfers.transfer import Transfer
-from .exchange import Exchange
+from ....errors import Canceled
+from ....lanes.http import HttpLane, Instruction
+from ....lanes.places import Places
+from ....lanes.shared import Lanes
+from ....operations.bounds import readable_size
+from ....transfers.store import TransferStore
+from ....transfers.ticket import Access
+from ....transfers.transfer import Transfer
+from ..wire.exchange import Exchange
+from ..wire.transport import ClientTransport
 from .ticket_terms import terms_of
-from .transport import ClientTransport
 
 
 class LaneService:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Error, HeadTooLarge, InvalidRequest
-from ...lanes.http import Asks, refused_chunk
+from ....errors import Error, HeadTooLarge, InvalidRequest
+from ....lanes.http import Asks, refused_chunk
 
 #: Largest request head, in bytes, and most fields in a head.
 MAX_HEAD: int = lib.IOU_HEAD_MAX

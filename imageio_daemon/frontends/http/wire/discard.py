@@ -8,8 +8,8 @@ the rest of the body is read and discarded first.
 import asyncio
 from collections.abc import Callable
 
-from ...errors import InvalidRequest
-from ...units import MiB
+from ....errors import InvalidRequest
+from ....units import MiB
 from .incoming import Incoming
 from .transport import ClientTransport
 

@@ -4,9 +4,9 @@
 import asyncio
 from collections.abc import Callable
 
-from ...errors import InvalidRequest, Truncated
-from ...net.watchdog import Watchdog
-from ...units import KiB
+from ....errors import InvalidRequest, Truncated
+from ....net.watchdog import Watchdog
+from ....units import KiB
 from .framing import BodyFraming, RequestHead, read_head
 
 #: Bytes of one read where no body is expected: enough for a head, and for a whole request with 4 KiB of data.

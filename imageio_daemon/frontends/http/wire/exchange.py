@@ -3,12 +3,12 @@
 
 from collections.abc import Callable
 
-from ...errors import PeerGone
-from ...net.connection_limit import LOCAL, Place
-from ...net.watchdog import Watchdog
-from ...runtime.audit_log import Caller
-from ...runtime.request_activity import RequestActivity, Worker
-from ...transfers.transfer import Transfer
+from ....errors import PeerGone
+from ....net.connection_limit import LOCAL, Place
+from ....net.watchdog import Watchdog
+from ....runtime.audit_log import Caller
+from ....runtime.request_activity import RequestActivity, Worker
+from ....transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
 from .usage import ConnectionUsage, Kept

@@ -3,11 +3,11 @@
 
 import enum
 
-from ...net.watchdog import Watchdog
-from .discard import Discard
-from .handover import LaneHandover
-from .incoming import Incoming
-from .transport import ClientTransport
+from ....net.watchdog import Watchdog
+from ..lane.handover import LaneHandover
+from ..wire.discard import Discard
+from ..wire.incoming import Incoming
+from ..wire.transport import ClientTransport
 
 
 class State(enum.Enum):

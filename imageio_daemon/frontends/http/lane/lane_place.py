@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...errors import Unavailable
-from ...lanes.places import Places, WaitingConnection
-from ...transfers.transfer import Transfer
+from ....errors import Unavailable
+from ....lanes.places import Places, WaitingConnection
+from ....transfers.transfer import Transfer
 
 
 def busy() -> Unavailable:

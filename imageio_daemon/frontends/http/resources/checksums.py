@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of checksums in requests."""
 
-from ...errors import InvalidRequest
-from ...image.blockhash import BLOCK_ALIGNMENT, MAX_BLOCK, MIN_BLOCK, algorithms
+from ....errors import InvalidRequest
+from ....image.blockhash import BLOCK_ALIGNMENT, MAX_BLOCK, MIN_BLOCK, algorithms
 
 #: Most characters of an unknown algorithm's name that the refusal repeats.
 MAX_SHOWN = 40

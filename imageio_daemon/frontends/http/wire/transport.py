@@ -7,10 +7,10 @@ import select
 import socket
 import struct
 
-from ...net.connection_limit import LOCAL
-from ...net.tls_socket import TlsSocket
-from ...net.transports import pause_when_anything_waits
-from ...runtime.audit_log import Caller
+from ....net.connection_limit import LOCAL
+from ....net.tls_socket import TlsSocket
+from ....net.transports import pause_when_anything_waits
+from ....runtime.audit_log import Caller
 from .usage import ConnectionUsage
 
 #: struct ucred: pid, uid, gid.

@@ -13,21 +13,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...errors import Error, Unavailable
-from ...lanes.http import Asks, HttpEnd, HttpLane, Instruction
-from ...operations import operations
-from ...runtime import logs
-from ...runtime.request_activity import RequestActivity
-from ...runtime.served import Count
-from ...transfers.ticket import Access
-from ...transfers.transfer import Transfer
-from . import errors
-from .exchange import Exchange
-from .framing import RequestHead
+from ....errors import Error, Unavailable
+from ....lanes.http import Asks, HttpEnd, HttpLane, Instruction
+from ....operations import operations
+from ....runtime import logs
+from ....runtime.request_activity import RequestActivity
+from ....runtime.served import Count
+from ....transfers.ticket import Access
+from ....transfers.transfer import Transfer
+from .. import errors
+from ..wire.exchange import Exchange
+from ..wire.framing import RequestHead
+from ..wire.transport import ClientTransport
 from .lane_place import LanePlace, busy
 from .lane_service import LaneService
 from .ticket_terms import ticket_id
-from .transport import ClientTransport
 
 log = logging.getLogger(__name__)
 

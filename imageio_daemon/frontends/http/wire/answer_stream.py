@@ -5,8 +5,8 @@ from collections.abc import Awaitable
 
 from aiohttp import web
 
-from ...errors import PeerGone
-from ...runtime.request_activity import Wait, waiting
+from ....errors import PeerGone
+from ....runtime.request_activity import Wait, waiting
 
 
 class AnswerStream:

@@ -10,21 +10,21 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from ...errors import Error
-from ...net.connection_limit import Place
-from ...net.watchdog import Watchdog
-from ...runtime import logs
-from ...runtime.served import By
-from . import errors
-from .exchange import Exchange
-from .handover import LaneHandover
-from .incoming import Incoming
+from ....errors import Error
+from ....net.connection_limit import Place
+from ....net.watchdog import Watchdog
+from ....runtime import logs
+from ....runtime.served import By
+from .. import errors
+from ..lane.handover import LaneHandover
+from ..responses import encode
+from ..wire.exchange import Exchange
+from ..wire.incoming import Incoming
+from ..wire.transport import ClientTransport
+from ..wire.usage import ConnectionUsage
 from .life import ConnectionLife, State
-from .responses import encode
 from .sequence import RequestSequence
 from .shared import HttpShared
-from .transport import ClientTransport
-from .usage import ConnectionUsage
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from ...lanes.http import Instruction
-from ...transfers.transfer import Transfer
-from .exchange import Exchange
-from .handover import Returned
-from .transport import ClientTransport
+from ....lanes.http import Instruction
+from ....transfers.transfer import Transfer
+from ..lane.handover import Returned
+from ..wire.exchange import Exchange
+from ..wire.transport import ClientTransport
 
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
 CONNECTION = "imageio_connection"
