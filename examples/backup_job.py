@@ -10,7 +10,6 @@ import http.client
 import json
 import shutil
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -19,13 +18,14 @@ import libvirt
 
 #: Of the names of our checkpoints; others are left alone.
 PREFIX = "backup-"
-#: Seconds in which a job has to end, and in which one may still begin that was asked for when its owner was killed.
-END_TIME = 30.0
-LATE = 10.0
 #: Seconds for an answer of the control service.
 ANSWER_TIME = 60.0
 #: Errors of libvirt that mean that there is no job.
-_NO_JOB = {libvirt.VIR_ERR_NO_DOMAIN_BACKUP, libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN}
+_NO_JOB = {libvirt.VIR_ERR_NO_DOMAIN_BACKUP, libvirt.VIR_ERR_OPERATION_INVALID}
+
+
+class BackupError(Exception):
+    """What is wrong, in a line for the user."""
 
 
 @dataclass(frozen=True)
@@ -67,47 +67,42 @@ class Job:
         """Return the name of the directory until the backup is complete."""
         return self.directory.with_name(f"{self.name}.part")
 
-    def begin(self, machine: "libvirt.virDomain") -> None:
+    # The job. Each connects anew: libvirt's service may have been restarted
+
+    def begin(self) -> None:
         """Begin the job and make the checkpoint, at one moment for all disks. Raises libvirtError."""
+        machine = self._machine()
         try:
             if self.freezes:
                 machine.fsFreeze()
             machine.backupBegin(self._backup_xml(), self._checkpoint_xml())
-        except BaseException:
-            self.thaw(machine)  # also if freezing has failed: some file systems may be frozen
+        except libvirt.libvirtError:
+            with contextlib.suppress(libvirt.libvirtError):  # also if freezing has failed: some may be frozen
+                self._thaw(machine)
             raise
-        if self.freezes:
-            machine.fsThaw()
+        self._thaw(machine)
 
-    def thaw(self, machine: "libvirt.virDomain") -> None:
-        """Let file systems of the guest that may be frozen go on."""
-        with contextlib.suppress(libvirt.libvirtError):
-            if self.freezes:
-                machine.fsThaw()
+    def has_paused(self) -> bool:
+        """Tell whether the machine is paused by an error of its storage, and the job runs. Raises libvirtError."""
+        machine = self._machine()
+        return _is_paused(machine) and self._runs(machine)
 
-    def is_running(self, machine: "libvirt.virDomain") -> bool:
-        """Tell whether the job of the machine is this one. Raises libvirtError if libvirt cannot tell."""
-        try:
-            return str(self.socket) in machine.backupGetXMLDesc()
-        except libvirt.libvirtError as e:
-            if e.get_error_code() in _NO_JOB:
-                return False
-            raise
-
-    def end(self, machine: "libvirt.virDomain", *, may_begin: bool) -> None:
+    def end(self) -> None:
         """End the job, and remove all our checkpoints but that of the last complete backup.
 
-        may_begin: it was asked for, and nobody knows what became of that. Raises libvirtError, TimeoutError.
+        Raises BlockingIOError while it is ending, and libvirtError: to be tried again.
         """
-        started = time.monotonic()
-        while (is_running := self.is_running(machine)) or (may_begin and time.monotonic() < started + LATE):
-            if is_running:
-                may_begin = False
-                with contextlib.suppress(libvirt.libvirtError):  # it is ending already, or has not quite begun
-                    machine.abortJob()
-            if time.monotonic() > started + END_TIME:
-                raise TimeoutError("libvirt does not end the job")
-            time.sleep(0.1)
+        try:
+            machine = self._machine()
+        except libvirt.libvirtError as e:
+            if e.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return  # it was not defined, and was ended, and its job with it
+            raise
+        if self._runs(machine):
+            machine.abortJob()
+            raise BlockingIOError("libvirt does not end the job")
+        if _is_paused(machine):
+            machine.resume()
         kept = self.name if self.directory.exists() else self.previous
         for checkpoint in machine.listAllCheckpoints() if machine.isActive() else []:
             if checkpoint.getName().startswith(PREFIX) and checkpoint.getName() != kept:
@@ -117,6 +112,22 @@ class Job:
         """Remove an incomplete copy, and the socket, which libvirt leaves behind if the machine was ended."""
         shutil.rmtree(self.part, ignore_errors=True)
         self.socket.unlink(missing_ok=True)
+
+    def _machine(self) -> "libvirt.virDomain":
+        return libvirt.open(self.uri).lookupByUUIDString(self.machine)
+
+    def _runs(self, machine: "libvirt.virDomain") -> bool:
+        """Tell whether the job of the machine is this one."""
+        try:
+            return str(self.socket) in machine.backupGetXMLDesc()
+        except libvirt.libvirtError as e:
+            if e.get_error_code() in _NO_JOB:
+                return False
+            raise
+
+    def _thaw(self, machine: "libvirt.virDomain") -> None:
+        if self.freezes:
+            machine.fsThaw()
 
     # Tickets
 
@@ -136,7 +147,7 @@ class Job:
         """Remove the tickets, and return when nobody reads the disks any more."""
         for disk in self.disks:
             # A daemon that is not there now forgets them when they expire.
-            with contextlib.suppress(OSError, http.client.HTTPException):
+            with contextlib.suppress(OSError):
                 control_request(self.control, "DELETE", disk.ticket)
 
     # What libvirt is told
@@ -161,6 +172,11 @@ class Job:
         return Xml.tostring(root, encoding="unicode")
 
 
+def _is_paused(machine: "libvirt.virDomain") -> bool:
+    paused = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR]
+    return bool(machine.state() == paused)
+
+
 def control_request(control: Path, method: str, ticket: str, body: object = None) -> None:
     """Send a request to the control service. Raises OSError."""
     connection = http.client.HTTPConnection("localhost")
@@ -172,5 +188,7 @@ def control_request(control: Path, method: str, ticket: str, body: object = None
         answer = connection.getresponse()
         if answer.status not in (200, 204):
             raise OSError(f"imageio-daemon refuses a ticket: {answer.read(1000).decode(errors='replace').strip()}")
+    except http.client.HTTPException as e:
+        raise OSError(f"imageio-daemon: {e!r}") from e
     finally:
         connection.close()

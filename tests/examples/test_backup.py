@@ -27,6 +27,18 @@ MACHINE = """\
 """
 
 
+#: Runs the example, the first argument, which waits for the end of its job as long as the second one says.
+PATIENT = """\
+import os, runpy, sys
+program, patience = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path.insert(0, os.path.dirname(program))
+import backup_guard
+backup_guard.END_TIME = float(patience)
+runpy.run_path(program, run_name="__main__")
+"""
+
+
 @dataclass(frozen=True)
 class Machine:
     """A machine, and what the example is told to back it up. directory: that of the fake, as its docstring says."""
@@ -61,10 +73,14 @@ class Machine:
         )
         return Result(done.returncode, done.stderr)
 
-    def started(self, kind: str) -> "subprocess.Popen[str]":
+    def started(self, kind: str, *, patience: float | None = None) -> "subprocess.Popen[str]":
+        """Start the example. patience: seconds for the end of its job."""
+        words = command("backup", *self.arguments(kind))
+        if patience is not None:
+            words[1:2] = ["-c", PATIENT, words[1], str(patience)]
         # However the tests were started: in the background of a shell the signal is ignored.
-        words = ["env", "--default-signal=INT", *command("backup", *self.arguments(kind))]
-        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=self.environment())
+        default = ["env", "--default-signal=INT", *words]
+        return subprocess.Popen(default, stderr=subprocess.PIPE, text=True, env=self.environment())
 
     def environment(self) -> dict[str, str]:
         return {**environment(), "PYTHONPATH": str(PROJECT / "tests/examples/fake_libvirt")}
@@ -183,6 +199,34 @@ def test_killed_while_libvirt_begins_the_job(backed_up: Machine) -> None:
     with backed_up.started("increment") as process:
         eventually(lambda: job_runs(backed_up), "the job runs")
         process.kill()
+    held.write_text("")
+    backed_up.is_left_alone_soon()
+
+
+def test_unit_that_is_stopped_leaves_nothing(backed_up: Machine) -> None:
+    """A service manager sends the signal to all processes."""
+    with stopped(backed_up.daemon), backed_up.started("increment") as process:
+        eventually(lambda: job_runs(backed_up), "the job runs")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (*map(int, children), process.pid):
+            os.kill(pid, signal.SIGTERM)
+    assert len(children) == 1
+    backed_up.is_left_alone_soon()
+
+
+def test_libvirt_that_hangs_is_told_and_the_job_ends_later(backed_up: Machine) -> None:
+    hangs = backed_up.directory / "hangs"
+    with stopped(backed_up.daemon), backed_up.started("increment", patience=0.1) as process:
+        eventually(lambda: job_runs(backed_up), "the job runs")
+        os.mkfifo(hangs)
+        backed_up.daemon.send_signal(signal.SIGCONT)
+        assert process.wait(TIMEOUT) == 1
+        with hangs.open("w"):
+            hangs.unlink()
+        assert process.stderr is not None
+        text = process.stderr.read()
+    assert "backup: libvirt does not answer" in text
+    assert text.endswith("backup: the backup is complete, but its job has not ended\n")
     backed_up.is_left_alone_soon()
 
 

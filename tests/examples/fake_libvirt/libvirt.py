@@ -4,7 +4,7 @@
 What a backup job serves is real: a copy of the qcow2 disk by qemu-nbd, with a real bitmap. A connection is a directory,
 `fake:PATH`. It has the disk, vda.qcow2, and what other processes have to know: `job`, the XML of the job that runs, and
 `paused`, `stopped` or `undefined`, if the machine is. `held` is a FIFO: a job begins, and who asked is answered when it
-is opened. `agent`: the guest has one, and `frozen` is its state.
+is opened; `hangs` is one for those who ask whether a job runs. `agent`: the guest has one, and `frozen` is its state.
 """
 
 import json
@@ -20,6 +20,7 @@ VIR_ERR_NO_DOMAIN = 42
 VIR_ERR_OPERATION_INVALID = 55
 VIR_ERR_NO_DOMAIN_CHECKPOINT = 102
 VIR_ERR_NO_DOMAIN_BACKUP = 103
+VIR_ERR_CHECKPOINT_INCONSISTENT = 104
 VIR_DOMAIN_RUNNING = 1
 VIR_DOMAIN_PAUSED = 3
 VIR_DOMAIN_RUNNING_UNPAUSED = 5
@@ -138,6 +139,8 @@ class virDomain:  # noqa: N801
             held.read_text()
 
     def backupGetXMLDesc(self) -> str:  # noqa: N802
+        if (hangs := self._directory / "hangs").exists():
+            hangs.read_text()
         try:
             return self._job.read_text()
         except FileNotFoundError:
