@@ -116,14 +116,14 @@ def image_of(config: dict[str, Any]) -> dict[str, object]:
     """Return what a ticket tells of the image. A registration does not tell whether it is written: its server does."""
     backend = str(config.get("backend", "nbd")).lower()
     if backend == "file":
-        return {"url": f"file://{text_of(config, 'file')}", "ops": ["read", "write"]}
+        return {"url": f"file://{text_of(config, 'file')}", "ops": ["write"]}
     if backend != "nbd":
         raise RefusedError("backend is neither nbd nor file")
     path = text_of(config, "socket")
     export = "" if config.get("export") is None else text_of(config, "export")
     return {
         "url": f"nbd+unix:///{quote(export, safe='')}?socket={quote(path)}",
-        "ops": ["read"] if is_read_only(path, export) else ["read", "write"],
+        "ops": ["read" if is_read_only(path, export) else "write"],  # which may read, too
         "dirty": config.get("export_bitmap") is not None,
     }
 
