@@ -36,16 +36,17 @@ static bool await_work(struct iou_lane *lane) {
     return !lane->state.leaving;
 }
 
-/* Choose the size of pieces: the image's, if it has one. With a limit on the rate they are shorter, so that all
-   connections of a ticket move something in a second. */
+/* Choose the size of pieces. Writes to an image that a server has go in the image's. With a limit on the rate they are
+   shorter, so that all connections of a ticket move something in a second. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
     struct http *http = http_of(lane);
     http->piece = HTTP_PIECE;
     http->ahead = HTTP_AHEAD;
     if (pieces->piece) {
-        http->piece = pieces->piece;
-        http->ahead = pieces->ahead;
+        bool reads = http->request.kind == IOU_READ;
+        http->piece = reads ? min_u64(pieces->piece, HTTP_REMOTE_PIECE) : pieces->piece;
+        http->ahead = reads ? HTTP_REMOTE_AHEAD : pieces->ahead;
     }
     for (uint64_t most = max_u64(lane_rate_piece(lane), HTTP_FIRST_PIECE); http->piece > most;)
         http->piece = max_u64(http->piece / 2, HTTP_FIRST_PIECE);
