@@ -22,6 +22,8 @@ PREFIX = "backup-"
 ANSWER_TIME = 60.0
 #: Errors of libvirt that mean that there is no job.
 _NO_JOB = {libvirt.VIR_ERR_NO_DOMAIN_BACKUP, libvirt.VIR_ERR_OPERATION_INVALID}
+#: Errors of a checkpoint whose bitmap was lost, with qemu for instance.
+_NO_BITMAP = {libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT}
 
 
 class BackupError(Exception):
@@ -106,12 +108,18 @@ class Job:
         kept = self.name if self.directory.exists() else self.previous
         for checkpoint in machine.listAllCheckpoints() if machine.isActive() else []:
             if checkpoint.getName().startswith(PREFIX) and checkpoint.getName() != kept:
-                checkpoint.delete()
+                _delete(checkpoint)
 
     def remove_files(self) -> None:
-        """Remove an incomplete copy, and the socket, which libvirt leaves behind if the machine was ended."""
+        """Remove an incomplete copy, and what libvirt leaves behind.
+
+        That is the socket if the machine was ended, and scratch files if libvirt's service was killed meanwhile.
+        """
         shutil.rmtree(self.part, ignore_errors=True)
         self.socket.unlink(missing_ok=True)
+        for disk in self.disks:
+            with contextlib.suppress(PermissionError):  # who is not root can't, and need not
+                disk.scratch.unlink(missing_ok=True)
 
     def _machine(self) -> "libvirt.virDomain":
         return libvirt.open(self.uri).lookupByUUIDString(self.machine)
@@ -170,6 +178,15 @@ class Job:
         for disk in self.disks:
             Xml.SubElement(disks, "disk", name=disk.name, checkpoint="bitmap")
         return Xml.tostring(root, encoding="unicode")
+
+
+def _delete(checkpoint: "libvirt.virDomainCheckpoint") -> None:
+    try:
+        checkpoint.delete()
+    except libvirt.libvirtError as e:
+        if e.get_error_code() not in _NO_BITMAP:
+            raise
+        checkpoint.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
 
 
 def _is_paused(machine: "libvirt.virDomain") -> bool:

@@ -176,6 +176,14 @@ def test_checkpoint_of_the_last_backup_stays_alone(backed_up: Machine) -> None:
     backed_up.is_left_alone()
 
 
+def test_checkpoint_without_its_bitmap_goes(backed_up: Machine) -> None:
+    lost = backed_up.directory / "backup-lost"
+    lost.touch()
+    assert backed_up.back_up("full").status == 0
+    assert not lost.exists()
+    backed_up.is_left_alone()
+
+
 def test_frozen_file_systems_go_on(backed_up: Machine) -> None:
     (backed_up.directory / "agent").touch()
     assert backed_up.back_up("increment", "--freeze").status == 0

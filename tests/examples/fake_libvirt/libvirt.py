@@ -5,6 +5,7 @@ What a backup job serves is real: a copy of the qcow2 disk by qemu-nbd, with a r
 `fake:PATH`. It has the disk, vda.qcow2, and what other processes have to know: `job`, the XML of the job that runs, and
 `paused`, `stopped` or `undefined`, if the machine is. `held` is a FIFO: a job begins, and who asked is answered when it
 is opened; `hangs` is one for those who ask whether a job runs. `agent`: the guest has one, and `frozen` is its state.
+`backup-lost`: there is a checkpoint of that name, without a bitmap.
 """
 
 import json
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
+VIR_ERR_INTERNAL_ERROR = 1
 VIR_ERR_NO_DOMAIN = 42
 VIR_ERR_OPERATION_INVALID = 55
 VIR_ERR_NO_DOMAIN_CHECKPOINT = 102
 VIR_ERR_NO_DOMAIN_BACKUP = 103
 VIR_ERR_CHECKPOINT_INCONSISTENT = 104
+VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY = 2
 VIR_DOMAIN_RUNNING = 1
 VIR_DOMAIN_PAUSED = 3
 VIR_DOMAIN_RUNNING_UNPAUSED = 5
@@ -32,7 +35,7 @@ _UUID = "5a3f1ee2-5b0a-4a4e-9a53-1f1f4a3c1c11"
 class libvirtError(Exception):  # noqa: N801 - as the binding calls it
     """An error with its number."""
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
         self._code = code
 
@@ -115,7 +118,8 @@ class virDomain:  # noqa: N801
 
     def listAllCheckpoints(self) -> list["virDomainCheckpoint"]:  # noqa: N802
         bitmaps = _info(self._disk)["format-specific"]["data"].get("bitmaps", [])
-        return [virDomainCheckpoint(self._disk, bitmap["name"]) for bitmap in bitmaps]
+        lost = [path.name for path in self._directory.glob("backup-lost")]
+        return [virDomainCheckpoint(self._disk, name) for name in [*(bitmap["name"] for bitmap in bitmaps), *lost]]
 
     # Backup jobs
 
@@ -161,8 +165,14 @@ class virDomainCheckpoint:  # noqa: N801
     def getName(self) -> str:  # noqa: N802
         return self._name
 
-    def delete(self) -> None:
-        _run("qemu-img", "bitmap", "--remove", str(self._disk), self._name)
+    def delete(self, flags: int = 0) -> None:
+        lost = self._disk.with_name(self._name)
+        if flags == VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY:
+            lost.unlink()
+        elif lost.exists():
+            raise libvirtError(f"bitmap '{self._name}' not found in backing chain of 'vda'", VIR_ERR_INTERNAL_ERROR)
+        else:
+            _run("qemu-img", "bitmap", "--remove", str(self._disk), self._name)
 
 
 def _info(disk: Path) -> dict[str, Any]:
