@@ -28,13 +28,14 @@ END_TIME = 90.0
 #: What has become of the checkpoint of the last backup: an increment can't begin.
 _LOST = {libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT, libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT}
 #: For the owner alone. `systemctl stop` sends SIGTERM to all processes of a unit.
-_OWNERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OWNERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @contextlib.contextmanager
 def guarded(job: Job) -> Iterator[None]:
     """Have a job. Raises BackupError. Nothing may run in another thread: this forks."""
     ours, theirs = multiprocessing.Pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OWNERS)  # Python loses the KeyboardInterrupt of one during a fork
     process = os.fork()
     if process == 0:
         status = 1
@@ -45,6 +46,7 @@ def guarded(job: Job) -> Iterator[None]:
             os._exit(status)
     theirs.close()
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if refused := _heard(ours):
             raise BackupError(refused)
         yield
@@ -72,10 +74,8 @@ def _has_ended(process: int) -> bool:
 
 
 def _guard(job: Job, owner: Connection) -> int:
-    """Do all that needs libvirt, and return the exit status."""
-    for number in _OWNERS:
-        signal.signal(number, signal.SIG_IGN)
-    os.setsid()
+    """Do all that needs libvirt, and return the exit status. The signals of the owner are blocked."""
+    os.setsid()  # nor are other signals of the terminal for this process
     refused = _begin(job)
     with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
         owner.send(refused)

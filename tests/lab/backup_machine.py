@@ -18,6 +18,8 @@ MiB = 1 << 20
 DISKS = {"vda": (64 * MiB, 24 * MiB), "vdb": (32 * MiB, 8 * MiB)}
 #: Seconds for what the guest does, which is emulated.
 SLOWLY = 180.0
+#: Seconds in which libvirtd tells the state of a machine, or hangs: longer than it waits for a lock of its own, 30 s.
+HANGS = 60.0
 #: What virtio needs of the kernel's modules.
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console")
 
@@ -66,15 +68,49 @@ def run(*command: object, timeout: float = 300, check: bool = True) -> str:
     return done.stdout
 
 
-def start_libvirt() -> None:
-    """Start libvirtd, with nothing of an earlier run."""
-    Path("/etc/libvirt/qemu.conf").write_text(CONFIG)
-    for left in (Path("/etc/libvirt/qemu"), Path("/var/lib/libvirt/qemu/checkpoint")):
-        shutil.rmtree(left, ignore_errors=True)
-    run("libvirtd", "--daemon")
-    eventually(
-        lambda: subprocess.run(["virsh", "list"], capture_output=True, check=False).returncode == 0, "libvirt runs"
-    )
+class Libvirt:
+    """libvirtd, with nothing of an earlier run. hangs: how often it hung, and was started anew."""
+
+    def __init__(self, results: Path) -> None:
+        Path("/etc/libvirt/qemu.conf").write_text(CONFIG)
+        for left in (Path("/etc/libvirt/qemu"), Path("/var/lib/libvirt/qemu/checkpoint")):
+            shutil.rmtree(left, ignore_errors=True)
+        self.hangs = 0
+        self._results = results
+        self._process = self._started()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        with (self._results / "libvirtd.log").open("ab") as log:
+            process = subprocess.Popen(["libvirtd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        eventually(
+            lambda: subprocess.run(["virsh", "list"], capture_output=True, check=False).returncode == 0, "libvirt runs"
+        )
+        return process
+
+    def state(self, machine: str) -> str:
+        """Return the state of a machine. If libvirtd does not even tell that, it is started anew: "hung".
+
+        libvirt 9.0: when qemu ends while qemuBackupBegin() undoes what it has begun, that waits in
+        qemuDomainObjExitMonitor() for the machine's lock. qemuProcessStop() has it, and waits in qemuMonitorClose() for
+        the monitor's lock, which nobody gives back: the first one has looked for the monitor after it was taken away.
+        """
+        try:
+            return run("virsh", "domstate", machine, timeout=HANGS).strip()
+        except subprocess.TimeoutExpired:
+            self.hangs += 1
+            self._note_threads()
+            self._process.kill()
+            self._process.wait()
+            self._process = self._started()
+            return "hung"
+
+    def _note_threads(self) -> None:
+        """Keep where its threads wait."""
+        threads = sorted(Path(f"/proc/{self._process.pid}/task").iterdir())
+        told = [
+            " ".join((path / name).read_text().strip() for name in ("comm", "wchan", "syscall")) for path in threads
+        ]
+        (self._results / f"hang.{self.hangs}").write_text("\n".join(told))
 
 
 def make_initrd(path: Path) -> Path:
@@ -99,8 +135,11 @@ def make_initrd(path: Path) -> Path:
 class Machine:
     """A running machine. held: its answers to a thaw wait for release()."""
 
-    def __init__(self, name: str, directory: Path, kernel: Path, initrd: Path, *, held: bool = False) -> None:
+    def __init__(
+        self, libvirt: Libvirt, name: str, directory: Path, kernel: Path, initrd: Path, *, held: bool = False
+    ) -> None:
         self.name = name
+        self._libvirt = libvirt
         self.directory = directory
         self._console = directory / "console"
         directory.mkdir()
@@ -165,10 +204,11 @@ class Machine:
 
     @property
     def state(self) -> str:
-        return run("virsh", "domstate", self.name).strip()
+        return self._libvirt.state(self.name)
 
     def has_job(self) -> bool:
-        return subprocess.run(["virsh", "backup-dumpxml", self.name], capture_output=True, check=False).returncode == 0
+        words = ["virsh", "backup-dumpxml", self.name]
+        return subprocess.run(words, capture_output=True, timeout=SLOWLY, check=False).returncode == 0
 
     def checkpoints(self) -> Sequence[str]:
         return run("virsh", "checkpoint-list", self.name, "--name").split()

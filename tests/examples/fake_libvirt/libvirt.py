@@ -180,8 +180,13 @@ def _info(disk: Path) -> dict[str, Any]:
     return told
 
 
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
 def _run(*command: str) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    # libvirt's programs would not inherit what the guard has blocked.
+    done = subprocess.run(command, check=False, capture_output=True, text=True, preexec_fn=_unblock)
     if done.returncode:
         raise libvirtError(f"{command[0]}: {done.stderr}")
     return done.stdout
