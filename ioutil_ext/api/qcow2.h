@@ -88,6 +88,22 @@ int iou_submit_open_qcow2(iou_queue *queue, uint64_t cookie, const iou_qcow2_cha
 /* Open an image in the calling thread, for tests and tools, as iou_execute(). Blocks. */
 int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_completion *completion);
 
+/* A new image: version 3, reference counts of 16 bits. */
+typedef struct {
+    uint64_t size;              /* bytes of the disk; rounded up to 512 */
+    uint32_t cluster_bits;      /* 9 to 21; qemu makes clusters of 2^16 bytes */
+    uint32_t extended;          /* 1: clusters have 32 subclusters, from 2^14 bytes on */
+    const char *backing;        /* the name of a file below it; NULL: none */
+    const char *backing_format; /* with a name */
+} iou_qcow2_options;
+
+/*
+ * Make an image of an empty file. The header is written last: after a failure the file is no image. Blocks. -EINVAL;
+ * -EFBIG: clusters are too small for the size; -ENAMETOOLONG; -EEXIST: the file is not empty; -ENOMEM, and errors of
+ * system calls.
+ */
+int iou_create_qcow2(const char *path, const iou_qcow2_options *options);
+
 /* Get the counters of an image that one of these functions has opened. -EINVAL: it is another one. */
 int iou_qcow2_get_counts(iou_handle *handle, iou_qcow2_counts *counts);
 

@@ -114,8 +114,10 @@ void test_qcow2(uint64_t operations, uint64_t seed) {
     static struct disk disk;
     char path[4096];
     for (uint32_t bits = 9; bits <= 16; bits += bits == 9 ? 3 : 4) {
+        iou_qcow2_options options = {.size = DISK + DISK / 8, .cluster_bits = bits};
         file_path(path, sizeof(path), "qcow2", bits);
-        make_qcow2(path, DISK + DISK / 8, bits);
+        make_file(path, 0);
+        CHECK(iou_create_qcow2(path, &options) == 0);
         disk = (struct disk){.operations = operations / DISK_WRITERS / 6};
         for (unsigned round = 0; round < 2; round++) {
             disk.handle = open_disk(path);

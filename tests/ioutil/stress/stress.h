@@ -38,9 +38,6 @@ extern char directory[4000];
 void file_path(char *path, size_t size, const char *name, unsigned number);
 void make_file(const char *path, off_t size);
 
-/* Make an empty image in the format qcow2 (qcow2create.c). size: of the disk, a multiple of 512 bytes. */
-void make_qcow2(const char *path, uint64_t size, uint32_t cluster_bits);
-
 /* Wait for completions and take at most max of them. */
 uint32_t reap(iou_queue *queue, iou_completion *completions, uint32_t max);
 iou_completion reap_one(iou_queue *queue);
