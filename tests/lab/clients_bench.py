@@ -64,6 +64,13 @@ def table(name: str, corner: str) -> Table:
     return Table(RESULTS / f"{name}.md", corner)
 
 
+def have(table: Table, program: str, path: Path) -> None:
+    """Skip what could not be had."""
+    if not path.exists():
+        table.set(program, "read", "SKIP: cannot be had here")
+        pytest.skip(f"{program} cannot be had here")
+
+
 def run(*command: object, timeout: float = PATIENCE) -> str:
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)

@@ -7,9 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.lab.clients_bench import NBD_SOCKET, RESULTS, ROOT, SMALL, Bench, run, table
+from tests.lab.clients_bench import NBD_SOCKET, RESULTS, ROOT, SMALL, Bench, have, run, table
 from tests.lab.images import compared
 from tests.support.daemon import Certificates, Daemon
 
@@ -40,16 +38,9 @@ IOTESTS = [
 ]
 
 
-def have(name: str, path: Path) -> None:
-    """Skip what could not be had."""
-    if not path.exists():
-        TABLE.set(name, "read", "SKIP: cannot be had here")
-        pytest.skip(f"{name} cannot be had here")
-
-
 def test_crate_nbd_of_rust(bench: Bench) -> None:
     program = LAB / "nbd_crate/bin/nbd_crate"
-    have("Rust's nbd 0.3.1", program)
+    have(TABLE, "Rust's nbd 0.3.1", program)
     disk, copy = bench.new_disk("crate"), bench.directory / "crate.copy"
     ticket = bench.daemon.add_ticket(disk, SMALL, ops=["read", "write"])
     run(program, "write", NBD_SOCKET, ticket, bench.source.small)
@@ -68,7 +59,7 @@ def read_by_vates(bench: Bench, port: int, ticket: str, *certificate: Path) -> s
 
 
 def test_client_of_xen_orchestra(bench: Bench) -> None:
-    have("@vates/nbd-client 3.6.0, 8 connections", LAB / "npm/node_modules/@vates/nbd-client")
+    have(TABLE, "@vates/nbd-client 3.6.0, 8 connections", LAB / "npm/node_modules/@vates/nbd-client")
     ticket = bench.daemon.add_ticket(bench.source.small, SMALL, ops=["read"])
     read_by_vates(bench, bench.nbd_port, ticket, bench.cafile)
     bench.daemon.remove(ticket)
@@ -76,7 +67,7 @@ def test_client_of_xen_orchestra(bench: Bench) -> None:
 
 def test_client_of_xen_orchestra_maps(bench: Bench) -> None:
     """It asks nbdinfo for the map, and in the clear."""
-    have("@vates/nbd-client 3.6.0, 8 connections", LAB / "npm/node_modules/@vates/nbd-client")
+    have(TABLE, "@vates/nbd-client 3.6.0, 8 connections", LAB / "npm/node_modules/@vates/nbd-client")
     disk = bench.new_disk("map")
     with disk.open("r+b") as file:
         file.seek(SMALL // 2)
@@ -97,7 +88,7 @@ def test_client_of_xen_orchestra_maps(bench: Bench) -> None:
 
 def test_iotests_of_qemu(bench: Bench) -> None:
     source = LAB / "qemu_iotests/tests/qemu-iotests"
-    have("qemu's iotests, raw on NBD", source)
+    have(TABLE, "qemu's iotests, raw on NBD", source)
     programs = {
         "QEMU_PROG": "/bin/true",  # asked for its machines
         "QEMU_IMG_PROG": "/usr/bin/qemu-img",

@@ -42,6 +42,7 @@ package_of() {
         rpmbuild) echo rpm ;;
         qemu-system-x86_64) echo qemu-system-x86 ;;
         mke2fs | debugfs) echo e2fsprogs ;;
+        xml2-config) echo libxml2-dev ;;
         modprobe | depmod | modinfo) echo kmod ;;
         unshare | setpriv | nsenter) echo util-linux ;;
         xz) echo xz-utils ;;
@@ -129,7 +130,8 @@ make_ceph_tree() {
 others_packages="python3 python3-cffi-backend python3-pytest iproute2 procps openssl curl qemu-utils
     nginx-light haproxy varnish squid h2o chromium chromium-driver
     testssl.sh sslscan slowhttptest
-    rclone aria2 lftp wget2 axel fio fuse3 libnbd-bin nbdkit nbd-server nodejs"
+    rclone aria2 lftp wget2 axel fio fuse3 libnbd-bin nbdkit nbd-server nodejs
+    virt-v2v nbdkit-plugin-python libguestfs-tools linux-image-cloud-amd64 busybox-static fdisk e2fsprogs"
 
 # A tree of this host's Debian with them.
 make_others_tree() {
@@ -169,13 +171,17 @@ add_packages() {
     echo "${*:2}" >"$lab/$1/$1"
 }
 
+# With the examples in its source package.
+ovirt_sdk=ovirt-engine-sdk-python==4.6.3
+
 # Programs of the package index for the tree: they run there, since it is this host's Debian. What cannot be had is told,
 # and its checks are skipped by name.
 make_others_venv() {
     others_venv=$lab/others-venv
     [ -x "$others_venv/bin/python" ] || .venv/bin/python -m venv --clear "$others_venv"
     local wanted
-    for wanted in ovirt-imageio==2.5.1 sslyze==6.3.1 tlslite-ng==0.8.2 redbot==2.7.1; do
+    needs xml2-config # for the SDK of oVirt
+    for wanted in ovirt-imageio==2.5.1 "$ovirt_sdk" sslyze==6.3.1 tlslite-ng==0.8.2 redbot==2.7.1; do
         grep -qsxF "$wanted" "$others_venv/has" && continue
         if "$others_venv/bin/pip" -q --disable-pip-version-check install "$wanted" >"$others_venv.log" 2>&1; then
             echo "$wanted" >>"$others_venv/has"
@@ -224,6 +230,21 @@ make_npm_client() {
     built npm sh -ec 'echo "$1" >package.json; npm install --ignore-scripts --no-audit --no-fund' sh \
         '{"private": true, "dependencies": {"@vates/nbd-client": "3.6.0"},
           "overrides": {"@xen-orchestra/async-map": "0.1.4", "xen-api": "4.7.6"}}'
+}
+
+# The examples of oVirt's SDK.
+make_ovirt_examples() { built ovirt_sdk fetch_ovirt_sdk "$ovirt_sdk"; }
+
+fetch_ovirt_sdk() {
+    "$others_venv/bin/pip" -q --disable-pip-version-check download --no-deps --no-binary :all: "$1" &&
+        tar -xzf ./*.tar.gz --strip-components=1 && [ -e examples/upload_disk.py ]
+}
+
+# The system of libguestfs's virtual machines, made once: virt-v2v would make it at each run.
+make_appliance() {
+    [ -e "$others_tree/opt/appliance/README.fixed" ] ||
+        inside others env LIBGUESTFS_BACKEND=direct libguestfs-make-fixed-appliance /opt/appliance >"$lab/appliance.log" 2>&1 ||
+        echo "SKIP: no virtual machine for virt-v2v: $(tail -n 1 "$lab/appliance.log")" >&2
 }
 
 # The iotests of this host's qemu, from its source package. The export that they use is "", which here is a ticket, "disk".
