@@ -39,14 +39,17 @@ _SCRIPTS = {
     "usr/sbin/update-initramfs": f"echo made for virtio >/boot/initrd.img-{VERSION}",
     "usr/sbin/grub-mkconfig": "exit 0",
 }
+_DIRECTORIES = (
+    *("etc/modprobe.d", "etc/default", "dev", "proc", "sys", "tmp", "root", "run", "boot/grub", "bin", "sbin"),
+    *("usr/bin", "usr/sbin", "usr/share", "var/lib/dpkg", "var/log"),
+)
 _MODULES = ("virtio", "virtio_ring", "virtio_pci", "virtio_blk", "virtio_scsi", "virtio_net")
 
 
 def _make_system(root: Path) -> None:
     """Fill a directory with the files of the system."""
     busybox = Path("/bin/busybox")
-    for name in ("etc", "dev", "proc", "sys", "tmp", "root", "run", "boot/grub", "bin", "sbin", "usr/bin", "usr/sbin",
-                 "usr/share", "etc/modprobe.d", "var/lib/dpkg", "var/log", f"lib/modules/{VERSION}/kernel/drivers"):  # fmt: skip
+    for name in (*_DIRECTORIES, f"lib/modules/{VERSION}/kernel/drivers"):
         (root / name).mkdir(parents=True)
     for name in ("sh", "ls", "printf", "echo", "cat", "rm"):
         shutil.copy(busybox, root / "bin" / name)
@@ -66,7 +69,6 @@ def _make_system(root: Path) -> None:
         f"boot/initrd.img-{VERSION}": "made for another machine\n",
         f"boot/config-{VERSION}": "CONFIG_VIRTIO_BLK=m\nCONFIG_VIRTIO_NET=m\n",
     }.items():
-        (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
     for path, script in _SCRIPTS.items():
         (root / path).write_text(f"#!/bin/sh\n{script}\n")
