@@ -71,6 +71,9 @@ def host_of_engine() -> Iterator[None]:
 
 # virt-v2v
 
+#: It boots its machine, inspects the guest and begins to convert it. See docs/lab.md.
+UNSAVED = "virt-v2v 2.2 cannot save what it changes in the phony guest: aug_save: No error"
+
 
 def virt_v2v(bench: Bench, engine: Engine, guest: Path, name: str) -> subprocess.Popen[str]:
     """Start an import; its output goes to a file of this name."""
@@ -109,11 +112,13 @@ def imported(bench: Bench, engine: Engine, guest: Path, names: list[str]) -> flo
     return seconds
 
 
+@pytest.mark.xfail(reason=UNSAVED, strict=True)
 def test_virt_v2v(bench: Bench, engine: Engine, guest: Path) -> None:
     seconds = imported(bench, engine, guest, ["one"])
     TABLE.set("virt-v2v", "over TLS", f"identical, {seconds:.0f} s")
 
 
+@pytest.mark.xfail(reason=UNSAVED, run=False)
 def test_virt_v2v_on_a_host_of_the_engine(bench: Bench, engine: Engine, guest: Path) -> None:
     with host_of_engine():
         before = bench.daemon.served("local", "lane")["received"]
@@ -122,6 +127,7 @@ def test_virt_v2v_on_a_host_of_the_engine(bench: Bench, engine: Engine, guest: P
     TABLE.set("virt-v2v", "over the unix socket", f"identical, {seconds:.0f} s")
 
 
+@pytest.mark.xfail(reason=UNSAVED, run=False)
 def test_imports_at_once(bench: Bench, engine: Engine, guest: Path) -> None:
     seconds = imported(bench, engine, guest, [f"at-once-{number}" for number in range(IMPORTS)])
     TABLE.set(f"virt-v2v, {IMPORTS} at once", "over TLS", f"identical, {seconds:.0f} s")
@@ -130,10 +136,10 @@ def test_imports_at_once(bench: Bench, engine: Engine, guest: Path) -> None:
 # The examples of the SDK
 
 
-def example(name: str, *arguments: object) -> None:
+def example(bench: Bench, name: str, *arguments: object) -> None:
     """Run an example, with its helpers beside it."""
     have(TABLE, f"{name} of the SDK", EXAMPLES / name)
-    run(PYTHON, EXAMPLES / name, "-c", "lab", *arguments)
+    run(PYTHON, EXAMPLES / name, "-c", "lab", "--logfile", bench.directory / "example.log", *arguments)
 
 
 def uploaded(engine: Engine, before: set[str]) -> Path:
@@ -144,7 +150,7 @@ def uploaded(engine: Engine, before: set[str]) -> Path:
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
 def test_upload_disk(bench: Bench, engine: Engine, kind: str) -> None:
     before = set(engine.disks)
-    example("upload_disk.py", "--sd-name", STORAGE, "--disk-format", kind, "--disk-sparse", bench.source.path)
+    example(bench, "upload_disk.py", "--sd-name", STORAGE, "--disk-format", kind, "--disk-sparse", bench.source.path)
     copy = uploaded(engine, before)
     run("qemu-img", "compare", "-f", "raw", "-F", kind, bench.source.path, copy)
     TABLE.set("upload_disk.py of the SDK", f"a {kind} disk", "identical")
@@ -153,10 +159,10 @@ def test_upload_disk(bench: Bench, engine: Engine, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
 def test_download_disk(bench: Bench, engine: Engine, kind: str) -> None:
     before = set(engine.disks)
-    example("upload_disk.py", "--sd-name", STORAGE, "--disk-format", kind, "--disk-sparse", bench.source.path)
+    example(bench, "upload_disk.py", "--sd-name", STORAGE, "--disk-format", kind, "--disk-sparse", bench.source.path)
     (id_,) = set(engine.disks) - before
     copy = bench.directory / "download.raw"
-    example("download_disk.py", "--format", "raw", id_, copy)
+    example(bench, "download_disk.py", "--format", "raw", id_, copy)
     TABLE.set("download_disk.py of the SDK", f"a {kind} disk", compared(bench.source.path, copy))
     copy.unlink()
     engine.disks.pop(id_).path.unlink()
