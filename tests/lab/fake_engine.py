@@ -187,7 +187,7 @@ class Engine:
         """Make a machine, of which an OVF tells all but its cluster. Its disks have to be here."""
         wanted = ET.fromstring(asked.body)
         ovf = wanted.findtext("initialization/configuration/data", "")
-        name = ET.fromstring(ovf).findtext("Content/Name", "")
+        name = ET.fromstring(ovf).findtext("VirtualSystem/Name", "")
         disks = [id_ for id_ in self.disks if id_ in ovf]
         if not name or not disks or name in self.machines:
             raise FaultError(400, "the machine cannot be made")

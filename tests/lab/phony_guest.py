@@ -40,8 +40,8 @@ _SCRIPTS = {
     "usr/sbin/grub-mkconfig": "exit 0",
 }
 _DIRECTORIES = (
-    *("etc/modprobe.d", "etc/default", "dev", "proc", "sys", "tmp", "root", "run", "boot/grub", "bin", "sbin"),
-    *("usr/bin", "usr/sbin", "usr/share", "var/lib/dpkg", "var/log"),
+    *("etc/modprobe.d", "etc/initramfs-tools", "etc/default", "dev", "proc", "sys", "tmp", "root", "run", "boot/grub"),
+    *("bin", "sbin", "usr/bin", "usr/sbin", "usr/share", "var/lib/dpkg", "var/log"),
 )
 _MODULES = ("virtio", "virtio_ring", "virtio_pci", "virtio_blk", "virtio_scsi", "virtio_net")
 
@@ -62,6 +62,7 @@ def _make_system(root: Path) -> None:
         "etc/hosts": "127.0.0.1 localhost guest\n",
         "etc/fstab": "/dev/sda1 / ext4 defaults 0 1\n",
         "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
+        "etc/initramfs-tools/modules": "# modules\n",
         "etc/default/grub": 'GRUB_CMDLINE_LINUX="quiet"\n',
         "var/lib/dpkg/status": _STATUS,
         "boot/grub/grub.cfg": f"linux /boot/vmlinuz-{VERSION} root=/dev/sda1 ro\n",
