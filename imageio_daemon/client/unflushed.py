@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written to a target, and whether a flush confirms it: a restart of the server may have lost it."""
+"""What was written to a target and not flushed yet, because a restart of the server may lose it."""
 
 import threading
 from collections.abc import Iterable
@@ -67,12 +67,12 @@ class Unflushed:
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something was written that no flush has confirmed."""
+        """Tell whether there are writes that no flush has confirmed."""
         with self._lock:
             return any(ranges.size() for ranges in self._written.values())
 
     def take_lost(self) -> RangeSet:
-        """Return what may have to be written again, once."""
+        """Return, only once, the ranges that may have to be written again."""
         with self._lock:
             lost, self._lost = self._lost, new_ranges()
             return lost

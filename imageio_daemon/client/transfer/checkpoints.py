@@ -36,13 +36,13 @@ class Confirmed:
         self._safe = new_ranges(done)
         self._interval = interval
         self._next = time.monotonic() + interval
-        #: What was sent and is not confirmed, or is lost.
+        #: The sent bytes that no flush has confirmed, and those that are lost.
         self.rest = Unflushed()
 
     def add(self, start: int, end: int, restarts: int) -> bool:
-        """Add what was sent; return True, to one thread at a time, when a flush is due.
+        """Add sent bytes. Return True, to one thread at a time, if a flush is due.
 
-        restarts: Restarts.count before it was sent.
+        `restarts` is the Restarts.count before they were sent.
         """
         self.rest.wrote(start, end, restarts)
         with self._lock:
@@ -52,7 +52,7 @@ class Confirmed:
             return True
 
     def flushed(self, sent: Written, restarts: int) -> None:
-        """Note a flush of what was taken of the rest before it. What was sent before a restart may be lost.
+        """Note a flush of the bytes that rest.take() has returned. Those sent before a restart may be lost.
 
         `restarts` is the Restarts.count after the flush.
         """

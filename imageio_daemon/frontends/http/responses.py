@@ -27,14 +27,14 @@ SERVER = "imageio-daemon"
 #: proxy_buffering).
 COMMON = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
-#: A name that needs no quotes (RFC 9110 5.6.2), and no escapes that programs read differently (RFC 6266 appendix D).
+#: A name without quotes (RFC 9110 5.6.2), and without escapes that programs read differently (RFC 6266 appendix D).
 _TOKEN = re.compile(r"[!#$&+.^_`|~0-9A-Za-z-]+", re.ASCII)
-#: What a quoted string does not have here: some programs decode % and two digits, and take \ for a part of the name.
+#: Characters that are not put into quotes. Some programs decode % and two digits there, and take \ as part of the name.
 _NOT_PLAIN = re.compile(r"[^ !#$&-\[\]-~]")
-#: What stands for itself in an extended value (attr-char, RFC 8187 3.2.1), besides letters, digits and -._~
+#: Characters that are not escaped in an extended value (attr-char, RFC 8187 3.2.1), as letters, digits and -._~
 _ATTRIBUTE_SAFE = "!#$&+^`|"
-#: Characters of the name for programs that do not know extended values: the last ones, with the suffix. No file system
-#: has longer names, and the answers of a lane have room for this one and a longest name, all escaped.
+#: Most characters of the name for programs that do not know extended values: the last ones, with the suffix. No file
+#: system has longer names, and the answers of a lane have room for it beside the longest name with all bytes escaped.
 MAX_FALLBACK = 255
 
 

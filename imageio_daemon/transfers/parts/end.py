@@ -122,7 +122,7 @@ class TransferEnd:
         self._tell(self._when_ended)
 
     def _tell(self, callbacks: list[Callable[["TransferEnd"], None]]) -> None:
-        while callbacks:  # and keep none: they refer to the transfer
+        while callbacks:  # and drop them, because they refer to the transfer
             callbacks.pop(0)(self)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection does now, and its end: in order, after what the client still sends was discarded, or at once."""
+"""What a connection does now, and its end: at once, or in order, after what the client still sends is discarded."""
 
 import enum
 
@@ -21,7 +21,10 @@ class State(enum.Enum):
 
 
 class ConnectionLife:
-    """The state of one connection, and its end. reason: for the log; `client` unless the server ends the connection."""
+    """The state of one connection, and its end.
+
+    `reason` is for the log. It is `client` unless the server ends the connection.
+    """
 
     def __init__(
         self, transport: ClientTransport, incoming: Incoming, watchdog: Watchdog, handover: LaneHandover
