@@ -21,8 +21,8 @@ class LaneImage(Protocol):
         ...
 
     def explain(self, end: Any) -> Error | None:
-        """Return what an operation has failed with, where C's numbers do not say it all; None: they do.
+        """Return the error of a failed operation, or None if the numbers of C say all of it.
 
-        end: what C tells, with error, syscall and size.
+        `end` is the structure of C with `error`, `syscall` and `size`.
         """
         ...

@@ -45,7 +45,7 @@ class Reports:
             self._lost = lost
 
     def explain(self, end: Any) -> Error | None:
-        """Return what an operation has failed with, where C's numbers do not say it all; None: they do."""
+        """Return the error of a failed operation, or None if the numbers of C say all of it."""
         return self._image.explain(end)
 
     def _tell(self, report: Any) -> None:

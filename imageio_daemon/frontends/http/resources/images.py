@@ -287,7 +287,7 @@ def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | No
 def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:
     """Return the answer for a client that has the image already (RFC 9110 15.4.5).
 
-    headers: its tag. close: it is the connection's last.
+    `headers` has its tag. With `close`, the connection ends after the answer.
     """
     response = web.Response(status=304, headers=headers)
     if close or is_closing(request):
