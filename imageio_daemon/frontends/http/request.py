@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a request that resources read: its ticket, its query, its body and its connection."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -140,3 +140,25 @@ async def read_json(request: web.Request, most: int = MAX_JSON) -> object:
         if filled > most:
             raise TooLarge(f"The body is larger than {most} bytes")
     return parse_json(bytes(view[:filled]))
+
+
+def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:
+    """Return the answer for a client that has the image already (RFC 9110 15.4.5).
+
+    `headers` has its tag. With `close`, the connection ends after the answer.
+    """
+    response = web.Response(status=304, headers=headers)
+    if close or is_closing(request):
+        response.force_close()
+    return response
+
+
+def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after the answer if the query asks for it."""
+    if is_closing(request):
+        response.force_close()
+
+
+def is_closing(request: web.Request) -> bool:
+    """Tell whether the query asks to close the connection after the answer."""
+    return query_of(request).get("close") == "y"

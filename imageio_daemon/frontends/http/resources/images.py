@@ -4,7 +4,7 @@
 Parsing comes first, so that a malformed request gets the same answer with and without a valid ticket.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeGuard
 
 from aiohttp import web
@@ -31,7 +31,18 @@ from ..headers import (
     parse_patch,
     parse_range,
 )
-from ..request import attach, connection_of, exchange_of, name_of, query_of, read_json, waits_for_continue
+from ..request import (
+    attach,
+    close_if_wanted,
+    connection_of,
+    exchange_of,
+    is_closing,
+    name_of,
+    query_of,
+    read_json,
+    unmodified,
+    waits_for_continue,
+)
 from ..responses import json_response, range_headers, whole_headers
 from ..routes import Resource
 from .local import LocalService
@@ -282,25 +293,3 @@ def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | No
     if not (writable and info.can_grow):
         return min(ticket.size, info.size)
     return ticket.size if ticket.declared_size is None else None
-
-
-def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:
-    """Return the answer for a client that has the image already (RFC 9110 15.4.5).
-
-    `headers` has its tag. With `close`, the connection ends after the answer.
-    """
-    response = web.Response(status=304, headers=headers)
-    if close or is_closing(request):
-        response.force_close()
-    return response
-
-
-def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after the answer if the query asks for it."""
-    if is_closing(request):
-        response.force_close()
-
-
-def is_closing(request: web.Request) -> bool:
-    """Tell whether the query asks to close the connection after the answer."""
-    return query_of(request).get("close") == "y"

@@ -28,7 +28,7 @@ from ..proxy.options_answer import options_of, translated
 from ..proxy.passed_answers import passed, read_whole, require_known, tag_of, tells_range
 from ..proxy.passing import Passing
 from ..proxy.proxied_download import ProxiedDownload, WantedRange
-from ..request import RequestBody, attach, exchange_of, name_of, query_of
+from ..request import RequestBody, attach, close_if_wanted, exchange_of, is_closing, name_of, query_of, unmodified
 from ..responses import JSON, json_response, whole_headers
 from ..routes import Handler, Resource
 from ..wire.answer_stream import AnswerStream
@@ -41,11 +41,8 @@ from .images import (
     WRITE_METHODS,
     Images,
     Put,
-    close_if_wanted,
-    is_closing,
     is_finalize,
     parse_put,
-    unmodified,
 )
 from .local import LocalService
 
