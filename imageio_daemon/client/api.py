@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from ..image.blockhash import (
     BLOCK_ALIGNMENT,
@@ -19,25 +19,24 @@ from ..image.blockhash import (
     new_hash,
 )
 from ..image.extents import Extent
+from .described import Downloading, Local, Uploading
 from .errors import Usage
 from .handle.image import Image
-from .local.choosing import Making, choose_target
+from .local.choosing import Making
 from .local.in_use import locked
-from .local.opening import How, disk_names, open_source, require_content
+from .local.opening import How, disk_names, open_source
 from .local.source import Source
 from .server.address import is_url
 from .server.image import RemoteImage
 from .server.session import DEFAULTS, ClientSession, Settings, securing
-from .server.web import fetched
 from .transfer import workers
 from .transfer.checkpoints import CHECKPOINT
 from .transfer.digest import Digest
-from .transfer.download import Download, Downloaded
+from .transfer.download import Downloaded
 from .transfer.hashing import hash_all
-from .transfer.options import DownloadOptions, Options, Uploaded
+from .transfer.options import DownloadOptions, Uploaded, UploadOptions
 from .transfer.progress import Counter, Opening, Report
 from .transfer.record import state_directory
-from .transfer.upload import Upload
 from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")
@@ -60,7 +59,7 @@ class Info:
 
 
 def upload(
-    source: str | os.PathLike[str] | BinaryIO,
+    source: Local,
     url: str,
     *,
     settings: Settings = DEFAULTS,
@@ -102,25 +101,18 @@ def upload(
 
     Raises ClientError.
     """
-    if isinstance(source, str) and is_url(source) and not is_url(url):
-        raise Usage("the image comes first, then the URL")
-    if wire_compression not in set(Compression):
-        raise Usage("wire_compression is auto, always or never")
-    if update and (restart or compare_all):
-        raise Usage("an update compares all, and sends what differs")
-    how, counter = How(format, decompress, member, size, shared, securing(settings), expect), Counter()
-    with (
-        locked(source, writes=False, shared=shared),
-        ClientSession(url, settings) as session,  # first: an address that is none is told before much is read
-        fetched(source, settings) as given,
-        contextlib.closing(open_source(given, how, Opening(counter, progress))) as opened,
-    ):
-        require_content(opened, source, member)
-        kept, wire = state_directory(state), Compression(wire_compression)
-        if update and opened.is_stream:
-            raise Usage("an update reads the image twice: decompress or copy it to a file first")
-        options = Options(verify or update, restart, compare_all, kept, checkpoint, room_check, wire, update)
-        return Upload(opened, session, options, progress, counter).run()
+    how = How(format=format, decompress=decompress, member=member, size=size, shared=shared, expect=expect)
+    options = UploadOptions(
+        verify=verify,
+        restart=restart,
+        state=state_directory(state),
+        checkpoint=checkpoint,
+        update=update,
+        compare_all=compare_all,
+        room_check=room_check,
+        wire_compression=_compression(wire_compression),
+    )
+    return Uploading(source, url, settings, how, options).run(progress)
 
 
 def disks(
@@ -136,7 +128,7 @@ def disks(
 
 def download(
     url: str,
-    target: str | os.PathLike[str] | BinaryIO,
+    target: Local,
     *,
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002
@@ -169,16 +161,17 @@ def download(
 
     Raises ClientError.
     """
-    if dirty and (verify or manifest):
-        raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
-    if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)) and is_url(url):
-        raise Usage("the URL comes first, then the image")
-    kept = None if dirty or update else state_directory(state)
-    listed = None if manifest is None else Path(manifest)
-    options = DownloadOptions(dirty, bool(verify or listed or update), restart, kept, checkpoint, listed, update)
-    chosen = choose_target(target, Making(format, compress, dirty, kept is not None, update, securing(settings)))
-    with locked(target, writes=True, shared=shared or chosen.locks), ClientSession(url, settings) as session:
-        return Download(session, chosen.make(), options, progress).run()
+    making = Making(format=format, compress=compress, shared=shared)
+    options = DownloadOptions(
+        verify=verify,
+        restart=restart,
+        state=state_directory(state),
+        checkpoint=checkpoint,
+        update=update,
+        dirty=dirty,
+        manifest=None if manifest is None else Path(manifest),
+    )
+    return Downloading(url, target, settings, making, options).run(progress)
 
 
 def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - as that of files
@@ -236,6 +229,13 @@ def checksum(
         contextlib.closing(open_source(image, How(format, shared=shared, secure=securing(settings)))) as source,
     ):
         return _hash(source, algorithm, block_size)
+
+
+def _compression(name: Compression | str) -> Compression:
+    try:
+        return Compression(name)
+    except ValueError:
+        raise Usage("wire_compression is auto, always or never") from None
 
 
 def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:

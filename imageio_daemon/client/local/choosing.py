@@ -22,11 +22,13 @@ class Making:
     """How to make or open a local target; see api.download().
 
     format: None: as its name says. continues: what an earlier download has left is taken, and left for the next one.
-    update: what exists is opened, to write only what differs. secure: makes TLS to an NBD server.
+    update: what exists is opened, to write only what differs. secure: makes TLS to an NBD server. shared: other
+    programs may use what exists meanwhile.
     """
 
     format: str | None = None
     compress: bool = False
+    shared: bool = False
     dirty: bool = False
     continues: bool = False
     update: bool = False

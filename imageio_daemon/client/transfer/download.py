@@ -59,7 +59,7 @@ class Download:
         self._part = target if isinstance(target, PartTarget) and target.identity is not None else None
         self._options = options
         self._updated = target if isinstance(target, UpdatedTarget) else None
-        self._digest = Digest() if options.verify else None
+        self._digest = Digest() if options.verifies else None
         self._report = report
         self._counter = Counter()
         self._extents: Sequence[Extent] = []
@@ -221,12 +221,12 @@ class Download:
         self._record.discard()
         if self._manifest and self._digest:
             self._manifest.write(self._digest, self._size)
-        return checksum if self._options.verify else None
+        return checksum if self._options.verifies else None
 
     def _verify(self, image: RemoteImage, digest: Digest) -> str:
         ours = digest.hexdigest()
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
-        if ours != theirs and not self._options.verify:
+        if ours != theirs and not self._options.verifies:
             raise StateMismatch(
                 "an earlier download was of another image, or it was changed since: the same command receives all"
             )

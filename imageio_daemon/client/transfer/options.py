@@ -1,55 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """What transfers are asked for, and what an upload returns."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import Usage
 from .checkpoints import CHECKPOINT
 from .progress import Progress
 from .wire_compression import Compression
 
+#: What imageio-client tells of an image, in hexadecimal: BLAKE2b with 32 bytes.
+CHECKSUM = "[0-9a-f]{64}"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to upload.
+    """How to transfer, in both directions. Raises Usage for what contradicts itself.
 
-    verify: let the server compare the image with the checksum of what was read; where it can finalize, nothing can
-    change it through this ticket any more then. restart: send all, whatever earlier uploads have sent. compare_all:
-    compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
-    sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
-    room_check: end before the first byte if the storage of the target is too small. wire_compression: of data on its
-    way, where the server takes it; never over a unix socket. update: send only what differs, by the digests of both
-    sides, and verify. base: the digest of what a source with a bitmap was when that began, of which the target may be a
-    copy; None: nobody knows.
+    verify: compare the checksum of what was moved with that of the other side. restart: move all, whatever earlier
+    transfers have moved. state: the directory of the files that tell what these have left; None: nobody does.
+    checkpoint: seconds between two flushes. update: move only what differs from the target that is there, by the
+    digests of both sides, and verify. base: the digest of what a source with a bitmap was when that began, of which the
+    target may be a copy; None: nobody knows.
     """
 
     verify: bool = False
     restart: bool = False
-    compare_all: bool = False
     state: Path | None = None
     checkpoint: float = CHECKPOINT
-    room_check: bool = True
-    wire_compression: Compression = Compression.AUTO
     update: bool = False
     base: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.base is not None and not (self.update and re.fullmatch(CHECKSUM, self.base)):
+            raise Usage("base is for an update, the 64 digits of a checksum as copy and checksum tell it")
 
-@dataclass(frozen=True)
-class DownloadOptions:
+    @property
+    def verifies(self) -> bool:
+        """Tell whether the checksums of both sides are compared."""
+        return self.verify or self.update
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadOptions(Options):
+    """How to upload. Where a server can finalize, nothing can change a verified image through this ticket any more.
+
+    compare_all: compare all that the server has recorded of earlier uploads, not a sample. room_check: end before the
+    first byte if the storage of the target is too small. wire_compression: of data on its way, where the server takes
+    it; never over a unix socket.
+    """
+
+    compare_all: bool = False
+    room_check: bool = True
+    wire_compression: Compression = Compression.AUTO
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.update and (self.restart or self.compare_all):
+            raise Usage("an update compares all, and sends what differs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions(Options):
     """How to download.
 
-    dirty: transfer and write only the extents that have changed since the server's checkpoint. verify: compare the
-    checksum of what was received, or was there, with the server's. restart, state, checkpoint: as of Options. manifest:
-    the file that gets the digests, with verify. update: receive only what differs from the target that is there.
+    dirty: transfer and write only the extents that have changed since the server's checkpoint. manifest: the file that
+    gets the digests of all blocks, which are compared before.
     """
 
     dirty: bool = False
-    verify: bool = False
-    restart: bool = False
-    state: Path | None = None
-    checkpoint: float = CHECKPOINT
     manifest: Path | None = None
-    update: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dirty and (self.verify or self.manifest):
+            raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
+
+    @property
+    def verifies(self) -> bool:
+        """Tell whether the checksums of both sides are compared."""
+        return super().verifies or self.manifest is not None
+
+    @property
+    def continues(self) -> bool:
+        """Tell whether an earlier download is continued, and this one left for the next."""
+        return self.state is not None and not self.dirty and not self.update
 
 
 @dataclass(frozen=True)
@@ -65,7 +101,3 @@ class Uploaded:
     local: bool
     checksum: str | None = None
     verified: str | None = None
-
-
-#: What is asked for if nothing is said.
-DEFAULTS = Options()

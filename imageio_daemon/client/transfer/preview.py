@@ -15,7 +15,7 @@ from ..local.source import Source
 from ..server.failures import unflushed
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
-from .options import Options
+from .options import UploadOptions
 from .record import Record, States
 from .room import check_room
 
@@ -45,7 +45,9 @@ class Preview:
     refused: tuple[ClientError, ...] = ()
 
 
-def preview_upload(source: Source, session: ClientSession, options: Options, *, name: str, format_name: str) -> Preview:
+def preview_upload(
+    source: Source, session: ClientSession, options: UploadOptions, *, name: str, format_name: str
+) -> Preview:
     """Tell about the upload of an open source. Raises ClientError where nothing could be told."""
     image = session.open()
     abilities = session.abilities
@@ -130,7 +132,7 @@ def _rights(session: ClientSession) -> tuple[str, ...]:
     return ("read", "write") if "zero" in session.abilities.features else ("read",)
 
 
-def _no_room(source: Source, available: int | None, options: Options) -> list[ClientError]:
+def _no_room(source: Source, available: int | None, options: UploadOptions) -> list[ClientError]:
     try:
         if options.room_check and available is not None:
             check_room(source, available)
@@ -139,7 +141,7 @@ def _no_room(source: Source, available: int | None, options: Options) -> list[Cl
     return []
 
 
-def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: Options) -> int | None:
+def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: UploadOptions) -> int | None:
     """Return what earlier uploads have left, as server and states tell it; None: nothing."""
     abilities = session.abilities
     if options.restart or abilities.reads_zero:

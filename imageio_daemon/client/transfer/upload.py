@@ -19,7 +19,7 @@ from .connections import Worker, run_all
 from .digest import Digest
 from .earlier import Comparison, Earlier
 from .equality import Equality, require_ranges
-from .options import DEFAULTS, Options, Uploaded
+from .options import Uploaded, UploadOptions
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
 from .record import Record, States, aligned, new_ranges
@@ -43,14 +43,14 @@ class Upload:
         self,
         source: Source,
         session: ClientSession,
-        options: Options = DEFAULTS,
+        options: UploadOptions,
         report: Report | None = None,
         counter: Counter | None = None,
     ) -> None:
         self._source = source
         self._session = session
         self._options = options
-        self._digest = Digest() if options.verify else None
+        self._digest = Digest() if options.verifies else None
         self._record = Record()
         self._done = new_ranges()
         self._target_size = 0
@@ -110,7 +110,7 @@ class Upload:
         self._send_what_was_lost(images)
         (verified,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
-        checksum = self._digest.hexdigest() if self._digest and self._options.verify else None
+        checksum = self._digest.hexdigest() if self._digest and self._options.verifies else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
     def _connections(self) -> int:
@@ -279,7 +279,7 @@ class Upload:
             verified = prove(image, self._digest, part, self._session, self._counter) if self._digest else None
         except ChecksumMismatch as e:
             self._record.close()
-            if not self._options.verify:
+            if not self._options.verifies:
                 raise StateMismatch(
                     "an earlier upload had another target, or it was changed since: the same command sends all"
                 ) from e
