@@ -71,6 +71,8 @@ def upload(
     restart: bool = False,
     compare_all: bool = False,
     update: bool = False,
+    base: str | None = None,
+    bitmap: str | None = None,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
@@ -93,6 +95,9 @@ def upload(
     of the same image and where the server cannot, files of this user, or in the directory `state`; False: nobody. What
     they tell is compared with the target. restart: send all.
     update: send only what differs from what the target has, by the digests of both sides, whatever it is, and verify.
+    base, bitmap: with update, the checksum() of the source as it was when its dirty bitmap of this name began, of a
+    qcow2 image or an export of an NBD server: a target that is the same is not compared but for a sample, and what the
+    bitmap marks is sent. Any other target is compared as a whole.
     compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
     flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
     the storage of the target is too small. wire_compression: send data compressed to servers that take it, never over
@@ -101,13 +106,16 @@ def upload(
 
     Raises ClientError.
     """
-    how = How(format=format, decompress=decompress, member=member, size=size, shared=shared, expect=expect)
+    how = How(
+        format=format, decompress=decompress, member=member, size=size, shared=shared, expect=expect, bitmap=bitmap
+    )
     options = UploadOptions(
         verify=verify,
         restart=restart,
         state=state_directory(state),
         checkpoint=checkpoint,
         update=update,
+        base=base,
         compare_all=compare_all,
         room_check=room_check,
         wire_compression=_compression(wire_compression),
@@ -135,6 +143,7 @@ def download(
     compress: bool = False,
     dirty: bool = False,
     update: bool = False,
+    base: str | None = None,
     restart: bool = False,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
@@ -150,10 +159,11 @@ def download(
     create; None: what the suffix of its name says, also whether it is compressed, or else raw. compress: the clusters
     of a qcow2 image. dirty: download only the extents that have changed since the server's checkpoint, into a file or
     device with an older copy, or into a new qcow2 image to be rebased on such a copy. update: write only what differs
-    from a raw or qcow2 file or a device that exists, by the digests of both sides, and verify. verify: compare the
-    checksum of what was received with the server's. manifest: the file that gets the digests of all blocks, after such
-    a comparison. shared: other programs may use a target that exists meanwhile; otherwise it is locked, and refused if
-    one does. progress: called every 0.1 s.
+    from a raw or qcow2 file or a device that exists, by the digests of both sides, and verify. base: with update, the
+    checksum() of the image as it was when the bitmap of its ticket began: of a target that is the same the server reads
+    what the bitmap marks, and a sample. verify: compare the checksum of what was received with the server's. manifest:
+    the file that gets the digests of all blocks, after such a comparison. shared: other programs may use a target that
+    exists meanwhile; otherwise it is locked, and refused if one does. progress: called every 0.1 s.
 
     An interrupted download of a new raw or qcow2 file leaves NAME.part, and a file of this user, or in the directory
     `state`, that tells what of it is on stable storage; False: it leaves nothing. The next one compares that with the
@@ -168,6 +178,7 @@ def download(
         state=state_directory(state),
         checkpoint=checkpoint,
         update=update,
+        base=base,
         dirty=dirty,
         manifest=None if manifest is None else Path(manifest),
     )

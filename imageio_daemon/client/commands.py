@@ -90,7 +90,7 @@ def _upload_options(options: argparse.Namespace) -> UploadOptions:
         restart=options.restart,
         state=_state(options),
         update=options.update,
-        base=getattr(options, "base", None),
+        base=options.base,
         compare_all=getattr(options, "compare_all", False),
         room_check=not options.no_room_check,
         wire_compression=Compression(getattr(options, "wire_compression", Compression.AUTO)),
@@ -103,6 +103,7 @@ def _download_options(options: argparse.Namespace) -> DownloadOptions:
         restart=options.restart,
         state=_state(options),
         update=options.update,
+        base=options.base,
         dirty=options.dirty,
         manifest=None if options.manifest is None else Path(options.manifest),
     )
@@ -143,6 +144,7 @@ def _upload_one(options: argparse.Namespace, transfer: Transfer, url: str, membe
         size=options.size,
         shared=options.shared,
         expect=options.expect,
+        bitmap=options.bitmap,
     )
     described = Uploading(source, url, settings_of(options), how, _upload_options(options))
     if options.dry_run:

@@ -14,7 +14,7 @@ from .local.choosing import Chosen, Making, choose_target
 from .local.formats import named
 from .local.in_use import locked
 from .local.opening import How, open_source, reading, require_content
-from .local.source import Source
+from .local.source import MarkedSource, Source
 from .local.stream import Watch, unwatched
 from .server.address import is_url
 from .server.session import ClientSession, Settings, securing
@@ -45,17 +45,21 @@ class Uploading:
 
     def run(self, report: Report | None = None) -> Uploaded:
         """Upload the image. report: called every 0.1 s."""
+        if (self.options.base is None) != (self.how.bitmap is None):
+            raise Usage("base and bitmap belong together: the checksum of the image when its bitmap began")
         counter = Counter()
         with self._opened(Opening(counter, report)) as (session, source):
             if self.options.update and source.is_stream:
                 raise Usage("an update reads the image twice: decompress or copy it to a file first")
+            if self.how.bitmap is not None and not isinstance(source, MarkedSource):
+                raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
             return Upload(source, session, self.options, report, counter).run()
 
     def preview(self) -> "Preview":
         """Tell what run() would do. Nothing is changed on the server or kept here."""
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
-        seen = replace(self, how=replace(self.how, expect=None))  # which would take long to tell
+        seen = replace(self, how=replace(self.how, expect=None, bitmap=None))  # which would take long to tell
         with seen._opened() as (session, source):
             session.stop.call(source.stop)
             names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, self.how)}

@@ -13,6 +13,7 @@ from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
+from .base import Connected, unchanged_here
 from .checkpoints import LocalCheckpoints
 from .connections import Worker, run_all
 from .digest import Digest
@@ -130,10 +131,16 @@ class Download:
         return units_left(self._extents, self._done)
 
     def _find_equal(self, target: UpdatedTarget, images: list[RemoteImage]) -> None:
-        """Find where a target that exists reads as the image already."""
-        self._earlier = target.source()
-        equality = Equality(self._earlier, self._session, self._counter, self._run, self._digest)
-        self._done = equality.find(images, new_ranges([(0, self._size)]))
+        """Find where a target that exists reads as the image already, by a bitmap or else by digests."""
+        self._earlier = earlier = target.source()
+        found = None
+        if (base := self._options.base) is not None:
+            there = Connected(self._session, images, self._run)
+            found = unchanged_here(base, earlier, self._size, there, self._counter, self._digest)
+        if found is None:
+            equality = Equality(earlier, self._session, self._counter, self._run, self._digest)
+            found = equality.find(images, new_ranges([(0, self._size)]))
+        self._done = found
 
     def _continue(self, images: list[RemoteImage]) -> None:
         """Find what an earlier download has left, and where it is equal to the image."""
@@ -231,5 +238,8 @@ class Download:
                 "an earlier download was of another image, or it was changed since: the same command receives all"
             )
         if ours != theirs:
-            raise ChecksumMismatch(f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image")
+            late = "" if self._options.base is None else ", or update without --base: its bitmap may have begun later"
+            raise ChecksumMismatch(
+                f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image{late}"
+            )
         return ours

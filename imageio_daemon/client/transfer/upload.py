@@ -9,11 +9,11 @@ from functools import partial
 from ...image.ranges import RangeSet
 from ..errors import ChecksumMismatch, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
 from ..file_part import FilePart
-from ..local.source import FileSource, Source
+from ..local.source import FileSource, MarkedSource, Source
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .base import unchanged
+from .base import Connected, unchanged_there
 from .checkpoints import RemoteCheckpoints
 from .connections import Worker, run_all
 from .digest import Digest
@@ -145,8 +145,9 @@ class Upload:
         require_ranges(self._session)
         self._is_compared = True
         base, source = self._options.base, self._source
-        if base is not None and isinstance(source, RemoteSource):
-            self._done = unchanged(base, source, self._session, self._run, images, self._digest) or new_ranges()
+        if base is not None and isinstance(source, MarkedSource):
+            there = Connected(self._session, images, self._run)
+            self._done = unchanged_there(base, source, there, self._digest) or new_ranges()
             self._checkpoints = self._new_checkpoints()
 
     def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
