@@ -4,16 +4,13 @@
 import logging
 import random
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ...image.block_list import Block
 from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Segment
 from ...image.ranges import RangeSet
 from ..local.source import MarkedSource, Source
 from ..server.image import RemoteImage
-from ..server.session import ClientSession
-from . import workers
-from .connections import Run
+from .connections import Connections
 from .digest import Digest
 from .equality import LEAST
 from .hashing import hash_unit
@@ -33,53 +30,44 @@ UNKNOWN = "nobody knows what has changed in the source: comparing all"
 Hashing = Callable[[RemoteImage, memoryview, Unit, Digest], None]
 
 
-class Connected(NamedTuple):
-    """The connections to the server of one side, and what does a queue of work on them."""
-
-    session: ClientSession
-    images: list[RemoteImage]
-    run: Run
-
-
-def unchanged_there(checksum: str, source: MarkedSource, there: Connected, digest: Digest | None) -> RangeSet | None:
+def unchanged_there(checksum: str, source: MarkedSource, there: Connections, digest: Digest | None) -> RangeSet | None:
     """Return where the image of a server reads as the source, on stable storage; None: nobody knows.
 
     checksum: of the base. digest: gets the digests of these blocks. Raises LocalError, those of RemoteImage.
     """
-    session, image = there.session, there.images[0]
-    if "checksum_blocks" not in session.abilities.features:
+    if "checksum_blocks" not in there.session.abilities.features:
         return None
 
     def hashing(_: RemoteImage, buffer: memoryview, unit: Unit, found: Digest) -> None:
         hash_unit(source, unit, buffer, found, unit.start // DEFAULT_BLOCK)
 
-    (changed,) = workers.run([source.changed], session.stop)
+    changed = there.ask(lambda _: source.changed())
     if changed is None:
         log.warning(UNKNOWN)
         return None
     target = Digest()
-    workers.run([lambda: _list(image, 0, source.size, target)], session.stop)
+    there.ask(lambda image: _list(image, 0, source.size, target))
     found = Base(checksum, changed, target, source.size).find(there, hashing, digest)
     if found is not None:  # it is the content, wherever the server has it
-        workers.run([image.flush], session.stop)
+        there.ask(RemoteImage.flush)
     return found
 
 
 def unchanged_here(
-    checksum: str, target: Source, size: int, there: Connected, counter: Counter, digest: Digest | None
+    checksum: str, target: Source, size: int, there: Connections, counter: Counter, digest: Digest | None
 ) -> RangeSet | None:
     """Return where a local image reads as that of a server; None: nobody knows. size: bytes of that one.
 
     Otherwise as unchanged_there().
     """
-    session, image = there.session, there.images[0]
+    session = there.session
     if "checksum_blocks" not in session.abilities.features:
         return None
 
     def hashing(image: RemoteImage, _: memoryview, unit: Unit, found: Digest) -> None:
         _list(image, unit.start, unit.end, found)
 
-    (changed,) = workers.run([lambda: changed_there(image, session)], session.stop)
+    changed = there.ask(lambda image: changed_there(image, session))
     if changed is None:
         log.warning(UNKNOWN)
         return None
@@ -98,7 +86,7 @@ def unchanged_here(
         for extent in target.extents()
         if extent.start < size  # a device may be larger
     )
-    there.run(there.images, Queue(units(extents), LEAST, session.stop), worker)
+    there.run(Queue(units(extents), LEAST, session.stop), worker)
     found = Base(checksum, changed, ours, size).find(there, hashing, digest)
     counter.begin(Phase.TRANSFERRING)
     return found
@@ -120,7 +108,7 @@ class Base:
         self._clean = new_ranges((start, end) for start, end, is_marked in marked.parts(0, size) if not is_marked)
         self._size = size
 
-    def find(self, there: Connected, hashing: Hashing, digest: Digest | None) -> RangeSet | None:
+    def find(self, there: Connections, hashing: Hashing, digest: Digest | None) -> RangeSet | None:
         """Return the blocks in which the target reads as the source, because it is the base; None: it is not.
 
         hashing: of the source. digest: gets the digests of these blocks. Raises what hashing raises.
@@ -142,7 +130,7 @@ class Base:
                 digest.add_listed(start // DEFAULT_BLOCK, end - start, found)
         return self._clean
 
-    def _differs(self, clean: list[tuple[int, int, bytes | None]], there: Connected, hashing: Hashing) -> bool:
+    def _differs(self, clean: list[tuple[int, int, bytes | None]], there: Connections, hashing: Hashing) -> bool:
         """Compare a sample: nobody else sees that a bitmap began after the base."""
         sample = sorted(_one(*blocks) for blocks in random.sample(clean, min(SAMPLES, len(clean))))
         ours, theirs = Digest(), Digest()
@@ -153,7 +141,7 @@ class Base:
         for start, end, found in sample:
             theirs.add_listed(start // DEFAULT_BLOCK, end - start, found)
         work = (Unit(start, end, [Segment(start, end - start, zero=False)]) for start, end, _ in sample)
-        there.run(there.images, Queue(work, LEAST, there.session.stop), worker)
+        there.run(Queue(work, LEAST, there.session.stop), worker)
         return ours.hexdigest() != theirs.hexdigest()
 
 

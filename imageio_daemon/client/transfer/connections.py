@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of all connections of a transfer on the units of a queue."""
+"""The connections of a transfer, and their work on the units of a queue."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeVar
 
 from ...units import MiB
 from ..server.image import RemoteImage
-from ..stopping import Stop
+from ..server.session import ClientSession
 from . import workers
 from .memory import new_buffer
 from .plan import Queue, Unit
@@ -20,27 +21,30 @@ BUFFER_SIZE = 8 * MiB
 #: Makes what a thread does with each unit, of its connection and its buffer.
 Worker = Callable[[RemoteImage, memoryview], Callable[[Unit], None]]
 
-
-class Run(Protocol):
-    """Do all units of a queue, on all connections."""
-
-    def __call__(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None: ...
+_T = TypeVar("_T")
 
 
-def run_all(
-    images: list[RemoteImage],
-    queue: Queue,
-    worker: Worker,
-    stop: Stop,
-    tick: Callable[[], None],
-    buffer_size: int = BUFFER_SIZE,
-) -> None:
-    """Do all units of the queue, with a thread and a worker of its own for each connection. Raises as workers.run()."""
+@dataclass(frozen=True)
+class Connections:
+    """The connections of a transfer. tick: called while they work. buffer_size: that of each, in bytes."""
 
-    def work(image: RemoteImage) -> None:
-        do = worker(image, new_buffer(buffer_size))
-        for unit in queue.take(image.abilities):
-            do(unit)
+    session: ClientSession
+    images: list[RemoteImage]
+    tick: Callable[[], None]
+    buffer_size: int = BUFFER_SIZE
 
-    threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in images)]
-    workers.run(threads, stop, tick)
+    def run(self, queue: Queue, worker: Worker) -> None:
+        """Do all units of the queue, with a thread and a worker of its own for each. Raises as workers.run()."""
+
+        def work(image: RemoteImage) -> None:
+            do = worker(image, new_buffer(self.buffer_size))
+            for unit in queue.take(image.abilities):
+                do(unit)
+
+        threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in self.images)]
+        workers.run(threads, self.session.stop, self.tick)
+
+    def ask(self, question: Callable[[RemoteImage], _T]) -> _T:
+        """Return what the question does on the first connection, in a thread, so that Ctrl-C ends the wait."""
+        (answer,) = workers.run([partial(question, self.images[0])], self.session.stop)
+        return answer

@@ -13,9 +13,9 @@ from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .base import Connected, unchanged_here
+from .base import unchanged_here
 from .checkpoints import LocalCheckpoints
-from .connections import Worker, run_all
+from .connections import Connections
 from .digest import Digest
 from .earlier import Earlier
 from .equality import Equality, require_ranges
@@ -106,17 +106,18 @@ class Download:
         (first,) = workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        self._continue(images)
+        there = Connections(self._session, images, self._tick, BUFFER_SIZE)
+        self._continue(there)
         if self._updated is not None:
             require_ranges(self._session)  # before anything is changed
         if not self._done.size():
             workers.run([partial(self._target.start, self._size)], stop)
         if self._updated is not None:
-            self._find_equal(self._updated, images)
+            self._find_equal(self._updated, there)
         if self._part is not None and PROOFS & self._session.abilities.features:
             self._record = self._new_record(self._part)
             self._checkpoints = LocalCheckpoints(self._part, self._record, self._done, self._options.checkpoint)
-        self._run(images, Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
+        there.run(Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
         (checksum,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
@@ -130,19 +131,18 @@ class Download:
         self._counter.add(resumed=self._done.size())
         return units_left(self._extents, self._done)
 
-    def _find_equal(self, target: UpdatedTarget, images: list[RemoteImage]) -> None:
+    def _find_equal(self, target: UpdatedTarget, there: Connections) -> None:
         """Find where a target that exists reads as the image already, by a bitmap or else by digests."""
         self._earlier = earlier = target.source()
         found = None
         if (base := self._options.base) is not None:
-            there = Connected(self._session, images, self._run)
             found = unchanged_here(base, earlier, self._size, there, self._counter, self._digest)
         if found is None:
-            equality = Equality(earlier, self._session, self._counter, self._run, self._digest)
-            found = equality.find(images, new_ranges([(0, self._size)]))
+            equality = Equality(earlier, there, self._counter, self._digest)
+            found = equality.find(new_ranges([(0, self._size)]))
         self._done = found
 
-    def _continue(self, images: list[RemoteImage]) -> None:
+    def _continue(self, there: Connections) -> None:
         """Find what an earlier download has left, and where it is equal to the image."""
         part = self._part
         if part is None or not part.is_earlier or self._options.restart:
@@ -151,8 +151,8 @@ class Download:
         (self._earlier,) = workers.run([partial(part.resume, self._size)], self._session.stop)
         if self._earlier is None:
             return
-        earlier = Earlier(self._earlier, self._session, self._record, self._counter, self._run, self._size)
-        found = earlier.find_copied(images)
+        earlier = Earlier(self._earlier, there, self._record, self._counter, self._size)
+        found = earlier.find_copied()
         self._done = found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
@@ -178,9 +178,6 @@ class Download:
             return
         self._checkpoints = None
         self._target.abandon()
-
-    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
-        run_all(images, queue, worker, self._session.stop, self._tick, BUFFER_SIZE)
 
     def _tick(self) -> None:
         if self._report is not None:

@@ -14,7 +14,7 @@ from ..errors import Refused
 from ..local.source import Source
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
-from .connections import Run
+from .connections import Connections
 from .digest import Digest
 from .hashing import hash_unit
 from .plan import Queue, Unit, units
@@ -47,22 +47,19 @@ def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet
 
 
 class Equality:
-    """Compare a local image with the remote one of a session, which computes checksums of ranges.
+    """Compare a local image with a remote one, whose server computes checksums of ranges.
 
     digest: gets the digests of blocks that are equal, if ranges begin at blocks of the image; None: nobody needs them.
     """
 
-    def __init__(
-        self, local: Source, session: ClientSession, counter: Counter, run: Run, digest: Digest | None = None
-    ) -> None:
+    def __init__(self, local: Source, there: Connections, counter: Counter, digest: Digest | None = None) -> None:
         self._local = local
-        self._session = session
+        self._there = there
         self._counter = counter
-        self._run = run
         self._digest = digest
-        self._lists_blocks = "checksum_blocks" in session.abilities.features
+        self._lists_blocks = "checksum_blocks" in there.session.abilities.features
 
-    def find(self, images: list[RemoteImage], within: RangeSet, then: Then = _nothing) -> RangeSet:
+    def find(self, within: RangeSet, then: Then = _nothing) -> RangeSet:
         """Return which bytes of these ranges are equal, in whole blocks from the begin of each.
 
         then: makes what each thread calls at once with a unit, and with what of it is equal. Without `checksum_blocks`,
@@ -89,7 +86,7 @@ class Equality:
             return compare
 
         counter.begin(Phase.COMPARING, within.size())
-        self._run(images, Queue(self._units(within), DEFAULT_BLOCK, self._session.stop), worker)
+        self._there.run(Queue(self._units(within), DEFAULT_BLOCK, self._there.session.stop), worker)
         counter.begin(Phase.TRANSFERRING)
         return equal
 

@@ -11,7 +11,7 @@ from .record import new_ranges
 from .sender import Sending
 
 
-def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Sending) -> None:
+def send_what_differs(equality: Equality, sending: Sending) -> None:
     """Make the target read as the source. A block is sent by the thread that has found it different, at once.
 
     So the link is used while both sides hash: 1 % of an image goes in a tenth of the time that they need.
@@ -33,5 +33,5 @@ def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Se
 
         return send_rest
 
-    equality.find(images, new_ranges([(0, sending.source.size)]), then)
+    equality.find(new_ranges([(0, sending.source.size)]), then)
     counter.plan(None)

@@ -13,9 +13,9 @@ from ..local.source import FileSource, MarkedSource, Source
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .base import Connected, unchanged_there
+from .base import unchanged_there
 from .checkpoints import RemoteCheckpoints
-from .connections import Worker, run_all
+from .connections import Connections
 from .digest import Digest
 from .earlier import Comparison, Earlier
 from .equality import Equality, require_ranges
@@ -99,15 +99,16 @@ class Upload:
         (first,) = workers.run([self._prepare], stop)
         count = self._connections()
         images = [first, *(self._session.connect() for _ in range(count - 1))]
+        there = Connections(self._session, images, self._tick)
         workers.run([image.connect for image in images], stop)
-        self._continue(images)
-        workers.run([partial(self._probe, first)], stop)
+        self._continue(there)
+        there.ask(self._probe)
         if self._is_compared and not self._done.size():
-            equality = Equality(self._source, self._session, self._counter, self._run, self._digest)
-            send_what_differs(images, equality, self._sending(new_ranges(), self._counter, self._digest))
+            equality = Equality(self._source, there, self._counter, self._digest)
+            send_what_differs(equality, self._sending(new_ranges(), self._counter, self._digest))
         else:
-            self._send(images, self._done, self._counter, self._digest)
-        self._send_what_was_lost(images)
+            self._send(there, self._done, self._counter, self._digest)
+        self._send_what_was_lost(there)
         (verified,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         checksum = self._digest.hexdigest() if self._digest and self._options.verifies else None
@@ -124,33 +125,32 @@ class Upload:
         count = self._session.connections(most)
         return min(2 * count, most) if isinstance(self._source, RemoteSource) and not self._session.is_local else count
 
-    def _continue(self, images: list[RemoteImage]) -> None:
+    def _continue(self, there: Connections) -> None:
         """Find and prove what earlier uploads have left. Raises StateMismatch."""
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
         if self._options.update:
-            self._begin_update(images)
+            self._begin_update(there)
             return
         # Nobody can see whether a block device was changed.
         compare_all = self._options.compare_all or self._source.identity is None
-        earlier = Earlier(self._source, self._session, self._record, self._counter, self._run, self._target_size)
-        found = earlier.find(images, self._done, compare_all=compare_all)
+        earlier = Earlier(self._source, there, self._record, self._counter, self._target_size)
+        found = earlier.find(self._done, compare_all=compare_all)
         self._done = found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    def _begin_update(self, images: list[RemoteImage]) -> None:
+    def _begin_update(self, there: Connections) -> None:
         """Find what a bitmap proves to be equal already. Raises Refused, FlushFailed."""
         require_ranges(self._session)
         self._is_compared = True
         base, source = self._options.base, self._source
         if base is not None and isinstance(source, MarkedSource):
-            there = Connected(self._session, images, self._run)
             self._done = unchanged_there(base, source, there, self._digest) or new_ranges()
             self._checkpoints = self._new_checkpoints()
 
-    def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
+    def _send(self, there: Connections, done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
 
         def planned(unit: Unit | None) -> None:
@@ -164,7 +164,7 @@ class Upload:
         queue = Queue(
             units(extents) if passes else units_left(extents, done), self._source.portion, self._session.stop, planned
         )
-        self._run(images, queue, self._sending(done, counter, digest).worker)
+        there.run(queue, self._sending(done, counter, digest).worker)
 
     def _sending(self, done: RangeSet, counter: Counter, digest: Digest | None) -> Sending:
         compares = self._source.is_stream and not self._finalized
@@ -186,22 +186,19 @@ class Upload:
         source = self._source
         return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
 
-    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
-        run_all(images, queue, worker, self._session.stop, self._tick)
-
-    def _send_what_was_lost(self, images: list[RemoteImage]) -> None:
+    def _send_what_was_lost(self, there: Connections) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
         if self._finalized:
             return
         for left in reversed(range(ROUNDS)):
-            (lost,) = workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
+            (lost,) = workers.run([partial(self._confirm, there.images[0])], self._session.stop, self._tick)
             if not lost.size():
                 return
             if not left:
                 break
             log.info("connections to %s were lost: sending again what it may have lost", self._session.peer)
             done = new_ranges((s, e) for s, e, is_lost in lost.parts(0, self._source.size) if not is_lost)
-            self._send(images, done, Counter(), None)  # the bytes are already in self._counter
+            self._send(there, done, Counter(), None)  # the bytes are already in self._counter
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
 
     def _tick(self) -> None:
