@@ -35,7 +35,7 @@ Local: TypeAlias = str | os.PathLike[str] | BinaryIO
 
 @dataclass(frozen=True)
 class Uploading:
-    """An upload of a local image. how: to read it. options: how to send it. Methods raise ClientError."""
+    """An upload of a local image. how: to read it. options: how to send it. It and its methods raise ClientError."""
 
     source: Local
     url: str
@@ -43,12 +43,14 @@ class Uploading:
     how: How
     options: UploadOptions
 
-    def run(self, report: Report | None = None) -> Uploaded:
-        """Upload the image. report: called every 0.1 s."""
+    def __post_init__(self) -> None:
         if (self.options.base is None) != (self.how.bitmap is None):
             raise Usage("base and bitmap belong together: the checksum of the image when its bitmap began")
+
+    def run(self, report: Report | None = None) -> Uploaded:
+        """Upload the image. report: called every 0.1 s."""
         counter = Counter()
-        with self._opened(Opening(counter, report)) as (session, source):
+        with self._opened(self.how, Opening(counter, report)) as (session, source):
             if self.options.update and source.is_stream:
                 raise Usage("an update reads the image twice: decompress or copy it to a file first")
             if self.how.bitmap is not None and not isinstance(source, MarkedSource):
@@ -59,8 +61,8 @@ class Uploading:
         """Tell what run() would do. Nothing is changed on the server or kept here."""
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
-        seen = replace(self, how=replace(self.how, expect=None, bitmap=None))  # which would take long to tell
-        with seen._opened() as (session, source):
+        how = replace(self.how, expect=None, bitmap=None)  # which would take long to tell
+        with self._opened(how) as (session, source):
             session.stop.call(source.stop)
             names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, self.how)}
             tell = partial(preview.preview_upload, source, session, self.options, **names)
@@ -68,11 +70,11 @@ class Uploading:
             return told
 
     @contextlib.contextmanager
-    def _opened(self, watch: Watch = unwatched) -> Iterator[tuple[ClientSession, Source]]:
+    def _opened(self, how: How, watch: Watch = unwatched) -> Iterator[tuple[ClientSession, Source]]:
         """Open the source for the block, with a session that has not connected yet."""
         if isinstance(self.source, str) and is_url(self.source) and not is_url(self.url):
             raise Usage("the image comes first, then the URL")
-        how = replace(self.how, secure=securing(self.settings))
+        how = replace(how, secure=securing(self.settings))
         with (
             locked(self.source, writes=False, shared=how.shared),
             ClientSession(self.url, self.settings) as session,  # an address that is none is told before much is read
