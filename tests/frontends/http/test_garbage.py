@@ -9,8 +9,8 @@ import weakref
 import trustme
 import uvloop
 from aiohttp import web
-from imageio_daemon.frontends.http.connection.connection import ServerConnection
 
+from imageio_daemon.frontends.http.connection.connection import ServerConnection
 from imageio_daemon.frontends.http.routes import Resource, Routes
 from imageio_daemon.frontends.http.server import HttpServer
 from imageio_daemon.net.connection_limit import ConnectionLimit

@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine
-from imageio_daemon.frontends.http.connection.connection import ServerConnection
 
 from imageio_daemon.errors import NotFound
 from imageio_daemon.frontends.http import server as http_server
+from imageio_daemon.frontends.http.connection.connection import ServerConnection
 from imageio_daemon.frontends.http.headers import MAX_JSON
 from imageio_daemon.frontends.http.request import READ_BUFFER, RequestBody, name_of, read_json
 from imageio_daemon.frontends.http.routes import Handler, Resource, Routes
