@@ -986,7 +986,7 @@ PATTERNS = {
     "client/local/marks.py:_is_tar": "the head of an image",
     "client/server/address.py:parse": "a url of the client",
     "client/argument_groups.py:_URL": _USER,
-    "client/copying.py:copy": _USER,
+    "client/transfer/options.py:__post_init__": _USER,
     "client/argument_groups.py:_format": _USER,
     "client/server/failures.py:_ALERT": "an alert of a server, as the client finds it",
     "client/server/web.py:parse": "the url of a file on a web server",

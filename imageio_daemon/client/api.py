@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from ..image.blockhash import (
     BLOCK_ALIGNMENT,
@@ -19,25 +19,24 @@ from ..image.blockhash import (
     new_hash,
 )
 from ..image.extents import Extent
+from .described import Downloading, Local, Uploading
 from .errors import Usage
 from .handle.image import Image
-from .local.choosing import Making, choose_target
+from .local.choosing import Making
 from .local.in_use import locked
-from .local.opening import How, disk_names, open_source, require_content
+from .local.opening import How, disk_names, open_source
 from .local.source import Source
 from .server.address import is_url
 from .server.remote_image import RemoteImage
 from .server.session import DEFAULTS, ClientSession, Settings, securing
-from .server.web import fetched
 from .transfer import workers
 from .transfer.block_hashing import hash_all
 from .transfer.checkpoints import CHECKPOINT
 from .transfer.digest import Digest
-from .transfer.download import Download, Downloaded
+from .transfer.download import Downloaded
 from .transfer.progress import Counter, Opening, Report
 from .transfer.record import state_directory
-from .transfer.transfer_options import DownloadOptions, Options, Uploaded
-from .transfer.upload import Upload
+from .transfer.transfer_options import DownloadOptions, Uploaded, UploadOptions
 from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")
@@ -61,7 +60,7 @@ class Info:
 
 
 def upload(
-    source: str | os.PathLike[str] | BinaryIO,
+    source: Local,
     url: str,
     *,
     settings: Settings = DEFAULTS,
@@ -73,6 +72,8 @@ def upload(
     restart: bool = False,
     compare_all: bool = False,
     update: bool = False,
+    base: str | None = None,
+    bitmap: str | None = None,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
@@ -97,7 +98,10 @@ def upload(
     are compared with the target. With `state` False there is no such file. With `restart` all is sent.
 
     With `update`, only what differs from the target is sent, whatever the target has. The digests of both sides tell
-    what differs, and the result is verified. With `compare_all`, everything that is not sent is compared with the
+    what differs, and the result is verified. `base` and `bitmap`, for `update`, are the checksum() that the source had
+    when its dirty bitmap of this name began, and that name. The source is then a qcow2 image or an export of an NBD
+    server. If the target has this checksum, what the bitmap marks is sent, and only a sample of the rest is compared.
+    Any other target is compared as a whole. With `compare_all`, everything that is not sent is compared with the
     source, instead of a sample. `checkpoint` is the seconds between two flushes. With `verify`, the checksum of the
     bytes that were read is compared with the server's. With `room_check`, the upload fails before the first byte if the
     storage of the target is too small. `wire_compression` compresses data for servers that can decompress it, never
@@ -106,25 +110,21 @@ def upload(
 
     Raises ClientError.
     """
-    if isinstance(source, str) and is_url(source) and not is_url(url):
-        raise Usage("the image comes first, then the URL")
-    if wire_compression not in set(Compression):
-        raise Usage("wire_compression is auto, always or never")
-    if update and (restart or compare_all):
-        raise Usage("an update compares all, and sends what differs")
-    how, counter = How(format, decompress, member, size, shared, securing(settings), expect), Counter()
-    with (
-        locked(source, writes=False, shared=shared),
-        ClientSession(url, settings) as session,  # first, so that an invalid address fails before much is read
-        fetched(source, settings) as given,
-        contextlib.closing(open_source(given, how, Opening(counter, progress))) as opened,
-    ):
-        require_content(opened, source, member)
-        kept, wire = state_directory(state), Compression(wire_compression)
-        if update and opened.is_stream:
-            raise Usage("an update reads the image twice: decompress or copy it to a file first")
-        options = Options(verify or update, restart, compare_all, kept, checkpoint, room_check, wire, update)
-        return Upload(opened, session, options, progress, counter).run()
+    how = How(
+        format=format, decompress=decompress, member=member, size=size, shared=shared, expect=expect, bitmap=bitmap
+    )
+    options = UploadOptions(
+        verify=verify,
+        restart=restart,
+        state=state_directory(state),
+        checkpoint=checkpoint,
+        update=update,
+        base=base,
+        compare_all=compare_all,
+        room_check=room_check,
+        wire_compression=_compression(wire_compression),
+    )
+    return Uploading(source, url, settings, how, options).run(progress)
 
 
 def disks(
@@ -140,13 +140,14 @@ def disks(
 
 def download(
     url: str,
-    target: str | os.PathLike[str] | BinaryIO,
+    target: Local,
     *,
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002
     compress: bool = False,
     dirty: bool = False,
     update: bool = False,
+    base: str | None = None,
     restart: bool = False,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
@@ -163,10 +164,11 @@ def download(
     `compress`, the clusters of a qcow2 image are compressed. With `dirty`, only the extents that have changed since the
     server's checkpoint are downloaded, into a file or device with an older copy, or into a new qcow2 image to be
     rebased on such a copy. With `update`, only what differs is written to an existing raw or qcow2 file or device. The
-    digests of both sides tell what differs, and the result is verified. With `verify`, the checksum of the received
-    bytes is compared with the server's. `manifest` is the file that then gets the digests of all blocks. With `shared`,
-    other programs may use an existing target at the same time. Without, it is locked, and refused if one does.
-    `progress` is called every 0.1 s.
+    digests of both sides tell what differs, and the result is verified. `base`, for `update`, is the checksum() that
+    the image had when the bitmap of its ticket began. If the target has this checksum, the server reads only what the
+    bitmap marks, and a sample of the rest. With `verify`, the checksum of the received bytes is compared with the
+    server's. `manifest` is the file that then gets the digests of all blocks. With `shared`, other programs may use an
+    existing target at the same time. Without, it is locked, and refused if one does. `progress` is called every 0.1 s.
 
     An interrupted download of a new raw or qcow2 file leaves NAME.part. A file of this user, or in the directory
     `state`, has which ranges of it are on stable storage. The next download compares these with the image, and receives
@@ -175,16 +177,18 @@ def download(
 
     Raises ClientError.
     """
-    if dirty and (verify or manifest):
-        raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
-    if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)) and is_url(url):
-        raise Usage("the URL comes first, then the image")
-    kept = None if dirty or update else state_directory(state)
-    listed = None if manifest is None else Path(manifest)
-    options = DownloadOptions(dirty, bool(verify or listed or update), restart, kept, checkpoint, listed, update)
-    chosen = choose_target(target, Making(format, compress, dirty, kept is not None, update, securing(settings)))
-    with locked(target, writes=True, shared=shared or chosen.locks), ClientSession(url, settings) as session:
-        return Download(session, chosen.make(), options, progress).run()
+    making = Making(format=format, compress=compress, shared=shared)
+    options = DownloadOptions(
+        verify=verify,
+        restart=restart,
+        state=state_directory(state),
+        checkpoint=checkpoint,
+        update=update,
+        base=base,
+        dirty=dirty,
+        manifest=None if manifest is None else Path(manifest),
+    )
+    return Downloading(url, target, settings, making, options).run(progress)
 
 
 def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - named as that of files
@@ -243,6 +247,13 @@ def checksum(
         contextlib.closing(open_source(image, How(format, shared=shared, secure=securing(settings)))) as source,
     ):
         return _hash(source, algorithm, block_size)
+
+
+def _compression(name: Compression | str) -> Compression:
+    try:
+        return Compression(name)
+    except ValueError:
+        raise Usage("wire_compression is auto, always or never") from None
 
 
 def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:

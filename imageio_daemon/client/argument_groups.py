@@ -93,6 +93,15 @@ def add_connections(command: argparse.ArgumentParser) -> None:
     command.add_argument("--verify", action="store_true", help="compare the checksums of both sides at the end")
 
 
+def add_base(command: argparse.ArgumentParser) -> None:
+    """Add the option of updates by a bitmap."""
+    command.add_argument(
+        "--base",
+        metavar="CHECKSUM",
+        help="with --update, of the source when its bitmap began: a target that has it is not compared but a sample",
+    )
+
+
 def add_dry_run(command: argparse.ArgumentParser) -> None:
     """Add the option to change nothing."""
     command.add_argument(

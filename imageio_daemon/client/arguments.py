@@ -10,6 +10,7 @@ from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
 from .argument_groups import (
     Commands,
     Parser,
+    add_base,
     add_command,
     add_connections,
     add_dry_run,
@@ -111,6 +112,10 @@ def _add_upload(commands: Commands) -> None:
     )
     again = add_state(command, "send all, also what an earlier upload has sent")
     again.add_argument("--update", action="store_true", help="send only what differs from what the target has; verify")
+    add_base(command)
+    command.add_argument(
+        "--bitmap", metavar="NAME", help="with --base, the dirty bitmap of a qcow2 image or an nbd:… that began then"
+    )
     again.add_argument(
         "--compare-all", action="store_true", help="compare all that an earlier upload has sent, not a sample"
     )
@@ -143,6 +148,7 @@ def _add_download(commands: Commands) -> None:
     command.add_argument(
         "--update", action="store_true", help="write only what differs, into a file or device that exists; verify"
     )
+    add_base(command)
     command.add_argument(
         "--manifest", metavar="FILE", help="write the digest of each block to FILE, for the command verify"
     )
@@ -158,11 +164,7 @@ def _add_copy(commands: Commands) -> None:
     command.add_argument("url", metavar="URL", nargs=2, help=f"{IMAGE_URL}, first of the source, then of the target")
     again = add_state(command, "send all, also what an earlier copy has sent")
     again.add_argument("--update", action="store_true", help="send only what differs from what the target has; verify")
-    command.add_argument(
-        "--base",
-        metavar="CHECKSUM",
-        help="with --update, of the source when its bitmap began: a target that has it is not compared but a sample",
-    )
+    add_base(command)
     command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
     add_connections(command)
     add_server(command)

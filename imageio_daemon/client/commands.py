@@ -9,12 +9,18 @@ from ..commands.amounts import human
 from ..commands.printable import printable
 from ..commands.standard_streams import STDIN, STDOUT, Descriptor, Streams
 from . import api
+from .described import Copying, Downloading, Local, Uploading
 from .display import Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
+from .local.choosing import Making
 from .local.formats import is_elsewhere, named
+from .local.opening import How
 from .local.target import is_existing_device
 from .server.session import Settings
 from .transfer.progress import Progress
+from .transfer.record import state_directory
+from .transfer.transfer_options import DownloadOptions, UploadOptions
+from .transfer.wire_compression import Compression
 
 
 class ShownTransfer:
@@ -77,9 +83,34 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-def _state(options: argparse.Namespace) -> bool | str:
-    """Return the argument `state` of the library's functions."""
-    return not options.no_state if options.state_dir is None else str(options.state_dir)
+def _upload_options(options: argparse.Namespace) -> UploadOptions:
+    """Return the options of upload or copy."""
+    return UploadOptions(
+        verify=options.verify,
+        restart=options.restart,
+        state=_state(options),
+        update=options.update,
+        base=options.base,
+        compare_all=getattr(options, "compare_all", False),
+        room_check=not options.no_room_check,
+        wire_compression=Compression(getattr(options, "wire_compression", Compression.AUTO)),
+    )
+
+
+def _download_options(options: argparse.Namespace) -> DownloadOptions:
+    return DownloadOptions(
+        verify=options.verify,
+        restart=options.restart,
+        state=_state(options),
+        update=options.update,
+        base=options.base,
+        dirty=options.dirty,
+        manifest=None if options.manifest is None else Path(options.manifest),
+    )
+
+
+def _state(options: argparse.Namespace) -> Path | None:
+    return state_directory(not options.no_state if options.state_dir is None else options.state_dir)
 
 
 def _standard_input() -> BinaryIO:
@@ -105,32 +136,22 @@ def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
 
 
 def _upload_one(options: argparse.Namespace, transfer: ShownTransfer, url: str, member: str | None) -> None:
-    source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
-    if options.dry_run:
-        from . import dry_run  # noqa: PLC0415 - other transfers start 1 ms earlier without it
-
-        dry_run.upload(options, settings_of(options), source, url, member)
-        return
-    transfer.incomplete = "the target"
-    done = api.upload(
-        source,
-        url,
-        settings=settings_of(options),
+    source: Local = _standard_input() if options.image == "-" else options.image
+    how = How(
         format=options.format,
         decompress=options.decompress,
         member=member,
         size=options.size,
-        expect=options.expect,
-        restart=options.restart,
-        compare_all=options.compare_all,
-        update=options.update,
-        state=_state(options),
-        verify=options.verify,
-        room_check=not options.no_room_check,
-        wire_compression=options.wire_compression,
         shared=options.shared,
-        progress=transfer.report,
+        expect=options.expect,
+        bitmap=options.bitmap,
     )
+    described = Uploading(source, url, settings_of(options), how, _upload_options(options))
+    if options.dry_run:
+        _preview(options, described)
+        return
+    transfer.incomplete = "the target"
+    done = described.run(transfer.report)
     disk = printable(member) if options.all and member else None
     transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified, disk=disk)
 
@@ -140,11 +161,11 @@ def download(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     to_stdout = options.image == "-"
     if to_stdout and options.json:
         raise Usage("standard output can't take the image and JSON")
-    target: str | BinaryIO = Descriptor(STDOUT) if to_stdout else options.image
+    target: Local = Descriptor(STDOUT) if to_stdout else options.image
+    making = Making(format=options.format, compress=options.compress, shared=options.shared)
+    described = Downloading(options.url, target, settings_of(options), making, _download_options(options))
     if options.dry_run:
-        from . import dry_run  # noqa: PLC0415 - as above
-
-        dry_run.download(options, settings_of(options), target)
+        _preview(options, described)
         return
     is_raw = (options.format or named(options.image).format or "raw") == "raw"
     if to_stdout:
@@ -158,40 +179,20 @@ def download(options: argparse.Namespace, transfer: ShownTransfer) -> None:
         transfer.incomplete = options.image
     else:
         transfer.new = options.image
-    done = api.download(
-        options.url,
-        target,
-        settings=settings_of(options),
-        format=options.format,
-        compress=options.compress,
-        dirty=options.dirty,
-        update=options.update,
-        restart=options.restart,
-        state=_state(options),
-        verify=options.verify,
-        manifest=options.manifest,
-        shared=options.shared,
-        progress=transfer.report,
-    )
+    done = described.run(transfer.report)
     transfer.finish("downloaded", done.progress, checksum=done.checksum)
 
 
 def copy(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Copy an image from one server to another."""
-    from .copying import copy as copy_image  # noqa: PLC0415 - few commands need it
-
     source, target = options.url
+    settings = settings_of(options)
     transfer.incomplete = "the target"
-    done = copy_image(
-        source,
-        target,
-        settings=settings_of(options),
-        restart=options.restart,
-        update=options.update,
-        base=options.base,
-        state=_state(options),
-        verify=options.verify,
-        room_check=not options.no_room_check,
-        progress=transfer.report,
-    )
+    done = Copying(source, target, settings, settings, _upload_options(options)).run(transfer.report)
     transfer.finish("copied", done.progress, checksum=done.checksum, verified=done.verified)
+
+
+def _preview(options: argparse.Namespace, described: Uploading | Downloading) -> None:
+    from . import dry_run  # noqa: PLC0415 - other transfers start 1 ms earlier without it
+
+    dry_run.show(described.preview(), as_json=options.json)

@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library's function copy(), which copies an image from one server to another."""
 
-import contextlib
 import os
-import re
 
-from .errors import Usage
-from .server.address import is_url
-from .server.session import DEFAULTS, ClientSession, Settings
-from .transfer import workers
+from .described import Copying
+from .server.session import DEFAULTS, Settings
 from .transfer.checkpoints import CHECKPOINT
-from .transfer.progress import Counter, Report
+from .transfer.progress import Report
 from .transfer.record import state_directory
-from .transfer.remote_source import RemoteSource
-from .transfer.transfer_options import Options, Uploaded
-from .transfer.upload import Upload
-
-#: A checksum of imageio-client, in hexadecimal: BLAKE2b with 32 bytes.
-CHECKSUM = "[0-9a-f]{64}"
+from .transfer.transfer_options import Uploaded, UploadOptions
 
 
 def copy(
@@ -43,26 +34,13 @@ def copy(
     ticket began. If the target has this checksum, what the bitmap marks is sent, and only a sample of the rest is
     compared. Any other target is compared as a whole. Raises ClientError.
     """
-    if not (is_url(source) and is_url(target)):
-        raise Usage("a copy is from one server to another: upload takes an image of this host, download makes one")
-    if update and restart:
-        raise Usage("an update compares all, and sends what differs")
-    if base is not None and not (update and re.fullmatch(CHECKSUM, base)):
-        raise Usage("base is for an update, the 64 digits of a checksum as copy and checksum tell it")
-    with (
-        ClientSession(target, settings) as session,
-        ClientSession(source, settings if source_settings is None else source_settings) as origin,
-    ):
-        # In a thread, so that Ctrl-C ends the wait.
-        (opened,) = workers.run([lambda: RemoteSource(origin)], origin.stop)
-        with contextlib.closing(opened):
-            options = Options(
-                verify=verify or update,
-                restart=restart,
-                state=state_directory(state),
-                checkpoint=checkpoint,
-                room_check=room_check,
-                update=update,
-                base=base,
-            )
-            return Upload(opened, session, options, progress, Counter()).run()
+    options = UploadOptions(
+        verify=verify,
+        restart=restart,
+        state=state_directory(state),
+        checkpoint=checkpoint,
+        update=update,
+        base=base,
+        room_check=room_check,
+    )
+    return Copying(source, target, settings, source_settings or settings, options).run(progress)

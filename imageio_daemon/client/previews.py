@@ -1,28 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library's functions that tell what a transfer would do."""
 
-import contextlib
 import os
-from functools import partial
-from pathlib import Path
-from typing import BinaryIO
 
-from .errors import Usage
-from .local.choosing import Making, choose_target
-from .local.formats import named
-from .local.in_use import locked
-from .local.opening import How, open_source, reading, require_content
-from .server.address import is_url
-from .server.session import DEFAULTS, ClientSession, Settings, securing
-from .server.web import fetched
-from .transfer import preview, workers
+from .described import Downloading, Local, Uploading
+from .local.choosing import Making
+from .local.opening import How
+from .server.session import DEFAULTS, Settings
 from .transfer.preview import Preview
 from .transfer.record import state_directory
-from .transfer.transfer_options import Options
+from .transfer.transfer_options import DownloadOptions, UploadOptions
 
 
 def preview_upload(
-    source: str | os.PathLike[str] | BinaryIO,
+    source: Local,
     url: str,
     *,
     settings: Settings = DEFAULTS,
@@ -40,26 +31,14 @@ def preview_upload(
     Reads a compressed file once if its header has no size, and the first bytes of a stream. Raises ClientError where
     upload() would fail before it knows image and ticket. Later failures are in Preview.refused.
     """
-    if isinstance(source, str) and is_url(source) and not is_url(url):
-        raise Usage("the image comes first, then the URL")
-    how = How(format, decompress, member, size, shared, securing(settings))
-    options = Options(restart=restart, state=state_directory(state), room_check=room_check)
-    with (
-        locked(source, writes=False, shared=shared),
-        ClientSession(url, settings) as session,
-        fetched(source, settings) as given,
-        contextlib.closing(open_source(given, how)) as opened,
-    ):
-        session.stop.call(opened.stop)
-        require_content(opened, source, member)
-        names = {"name": _name(source, "standard input"), "format_name": reading(source, how)}
-        (told,) = workers.run([partial(preview.preview_upload, opened, session, options, **names)], session.stop)
-        return told
+    how = How(format=format, decompress=decompress, member=member, size=size, shared=shared)
+    options = UploadOptions(restart=restart, state=state_directory(state), room_check=room_check)
+    return Uploading(source, url, settings, how, options).preview()
 
 
 def preview_download(
     url: str,
-    target: str | os.PathLike[str] | BinaryIO,
+    target: Local,
     *,
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002
@@ -71,16 +50,5 @@ def preview_download(
 
     Raises ClientError as preview_upload().
     """
-    if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)):
-        raise Usage("the URL comes first, then the image")
-    chosen = choose_target(target, Making(format, compress, dirty, secure=securing(settings)))
-    says = named(chosen.path.name) if chosen.path is not None and format is None else None
-    format_name = format or (says and ", ".join(filter(None, (says.format or "raw", says.compression)))) or "raw"
-    with locked(target, writes=True, shared=shared), ClientSession(url, settings) as session:
-        names = {"name": _name(target, "standard output"), "format_name": format_name}
-        (told,) = workers.run([partial(preview.preview_download, session, chosen, dirty=dirty, **names)], session.stop)
-        return told
-
-
-def _name(image: str | os.PathLike[str] | BinaryIO, otherwise: str) -> str:
-    return str(Path(image)) if isinstance(image, os.PathLike) else image if isinstance(image, str) else otherwise
+    making = Making(format=format, compress=compress, shared=shared)
+    return Downloading(url, target, settings, making, DownloadOptions(dirty=dirty)).preview()

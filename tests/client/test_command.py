@@ -165,7 +165,7 @@ def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     ("arguments", "reason"),
     [
         (["upload", "https://host/images/secret", "image"], "the image comes first, then the URL"),
-        (["download", "image", "https://host/images/secret"], "the URL must look like"),
+        (["download", "image", "https://host/images/secret"], "the URL comes first, then the image"),
         (["download", "https://host/images/x", "https://host/images/secret"], "the URL comes first, then the image"),
         (["download", "--dirty", "--verify", "https://host/images/secret", "image"], "is that of the whole image"),
         (["checksum", "--block-size", "0", "image"], "a block has"),

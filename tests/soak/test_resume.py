@@ -41,10 +41,11 @@ WAYS = ["interrupt", "kill", "cut", "stop daemon", "kill daemon"]
 #: The command with short requests, and with a flush after each.
 PROGRAM = """\
 import sys
-from imageio_daemon.client import api, cli
+from imageio_daemon.client import cli
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.transfer import sender
-FileSource.portion, sender.SHORT, api.upload.__kwdefaults__["checkpoint"] = 4 * 1024**2, 0, 0
+from imageio_daemon.client.transfer.transfer_options import UploadOptions
+FileSource.portion, sender.SHORT, UploadOptions.__init__.__kwdefaults__["checkpoint"] = 4 * 1024**2, 0, 0
 sys.exit(cli.main())
 """
 TIMEOUT = 120.0

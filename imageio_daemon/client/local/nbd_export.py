@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from ...errors import InvalidRequest
 from ...image.extents import Extent
+from ...image.ranges import RangeSet
 from ...nbdproto.constants import ExportFlag
 from ...units import MiB
 from ...urls import nbd
@@ -23,10 +24,10 @@ class _Export:
 
     portion = 32 * MiB
 
-    def __init__(self, uri: str, secure: Secure | None) -> None:
+    def __init__(self, uri: str, secure: Secure | None, *, dirty: bool = False) -> None:
         self._uri = uri
         self._stop = Stop()
-        self._image = NbdImage(uri, _parse(uri), self._stop, secure, is_ours=False)
+        self._image = NbdImage(uri, _parse(uri), self._stop, secure, is_ours=False, dirty=dirty)
 
     def stop(self) -> None:
         """Make waiting and later calls raise Stopped."""
@@ -37,10 +38,14 @@ class _Export:
 
 
 class NbdSource(_Export):
-    """An export to read. As with block devices, nothing shows whether it has changed."""
+    """An export to read. As with block devices, only a dirty bitmap shows whether it has changed."""
 
     is_stream = False
     identity: Mapping[str, object] | None = None
+
+    def __init__(self, uri: str, secure: Secure | None, bitmap: str | None = None) -> None:
+        super().__init__(uri, secure, dirty=bitmap is not None)
+        self._bitmap = bitmap
 
     @property
     def size(self) -> int:
@@ -50,6 +55,10 @@ class NbdSource(_Export):
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps, or one of data if the server does not tell them."""
         return self._image.extents()
+
+    def changed(self) -> RangeSet | None:
+        """Return what the bitmap marks, or more; None: the server does not tell it."""
+        return None if self._bitmap is None else self._image.changed(self._bitmap)
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""

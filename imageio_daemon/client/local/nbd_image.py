@@ -8,10 +8,19 @@ import threading
 from collections.abc import Callable, Iterator
 
 from ...image.extents import Extent
+from ...image.ranges import RangeSet
 from ...nbdproto.client.client_request import ClientRequest
 from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
 from ...nbdproto.client.replies import ClientReplies
-from ...nbdproto.constants import BASE_ALLOCATION, Command, CommandFlag, ExportFlag, Status
+from ...nbdproto.constants import (
+    BASE_ALLOCATION,
+    DIRTY,
+    DIRTY_BITMAP,
+    Command,
+    CommandFlag,
+    ExportFlag,
+    Status,
+)
 from ...nbdproto.messages import BadMagic, unpack_extents
 from ...units import GiB, KiB, MiB
 from ...urls.nbd import NbdAddress
@@ -41,16 +50,24 @@ class NbdImage:
     """An export. Thread-safe. Methods block, and raise LocalError.
 
     `name` is the image's name in messages. `stop` shuts down the connections, so that waiting calls fail. `secure` is
-    for an address with TLS. `is_ours` tells that the server takes any number of connections.
+    for an address with TLS. `is_ours` tells that the server takes any number of connections. `dirty` is for changed().
     """
 
     def __init__(
-        self, name: str, address: NbdAddress, stop: Stop, secure: Secure | None = None, *, is_ours: bool = True
+        self,
+        name: str,
+        address: NbdAddress,
+        stop: Stop,
+        secure: Secure | None = None,
+        *,
+        is_ours: bool = True,
+        dirty: bool = False,
     ) -> None:
         self._name = name
         self._address = address
         self._stop = stop
         self._secure = secure
+        self._dirty = dirty
         self._idle: list[_ImageConnection] = []
         self._places = threading.Semaphore(1)
         with self._connection() as connection:
@@ -116,19 +133,40 @@ class NbdImage:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        context = next((number for number, name in self._agreed.contexts.items() if name == BASE_ALLOCATION), None)
+        context = self._context(BASE_ALLOCATION)
+        if context is not None:
+            for start, end, flags in self._statuses(context):
+                yield Extent(start, end - start, zero=bool(flags & Status.ZERO))
+        elif self.size:
+            yield Extent(0, self.size)
+
+    def changed(self, bitmap: str) -> RangeSet | None:
+        """Return what the dirty bitmap of this name marks, or more; None: the server does not tell it."""
+        context = self._context(DIRTY_BITMAP + bitmap)
         if context is None:
-            if self.size:
-                yield Extent(0, self.size)
-            return
+            return None
+        marked = RangeSet()
+        for start, end, flags in self._statuses(context):
+            if flags & DIRTY:
+                marked.add(start, end)
+        return marked
+
+    def _context(self, name: str) -> int | None:
+        return next((number for number, told in self._agreed.contexts.items() if told == name), None)
+
+    def _statuses(self, context: int) -> Iterator[tuple[int, int, int]]:
+        """Yield start, end and flags of the extents in a metadata context, in order and without gaps."""
         offset = 0
         while offset < self.size:
             request = ClientRequest(Command.BLOCK_STATUS, offset, min(MAX_RANGE, self.size - offset))
             self._call(request)
-            _, found = unpack_extents(request.statuses.get(context, b""), extended=self._agreed.extended)
+            try:
+                _, found = unpack_extents(request.statuses.get(context, b""), extended=self._agreed.extended)
+            except ValueError as e:
+                raise self._failed(e) from e
             for length, flags in found:
                 end = min(offset + length, self.size)
-                yield Extent(offset, end - offset, zero=bool(flags & Status.ZERO))
+                yield offset, end, flags
                 offset = end
 
     def _call(self, request: ClientRequest, payload: memoryview | None = None) -> None:
@@ -147,12 +185,17 @@ class NbdImage:
         """Return an idle or new connection for the block. After an error it is closed, otherwise it is idle again."""
         try:
             with self._places:
-                connection = self._taken() or _ImageConnection(self._address, self._stop, self._secure)
+                connection = self._taken() or _ImageConnection(
+                    self._address, self._stop, self._secure, dirty=self._dirty
+                )
                 with connection.closed_on_error():
                     yield connection
                 self._idle.append(connection)
         except (OSError, ExportRefused, ServerViolation, BadMagic, ValueError) as e:
-            raise LocalError(f"the server of {self._name} failed: {e}") from e
+            raise self._failed(e) from e
+
+    def _failed(self, error: Exception) -> LocalError:
+        return LocalError(f"the server of {self._name} failed: {error}")
 
     def _taken(self) -> "_ImageConnection | None":
         """Take an idle connection, if there is one. Another thread may just have taken the last one."""
@@ -167,13 +210,14 @@ class _ImageConnection:
     Raises OSError, ExportRefused, ServerViolation, BadMagic, and at first Stopped.
     """
 
-    def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None) -> None:
+    def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None, *, dirty: bool) -> None:
         self._stop = stop
         self._secure = secure
         self._socket = _connected(address)
         with self.closed_on_error():
             stop.add(self._socket)
-            self.agreed = self._negotiate(ClientNegotiation(address.export, tls=address.tls), address.tls_hostname)
+            negotiation = ClientNegotiation(address.export, tls=address.tls, dirty=dirty)
+            self.agreed = self._negotiate(negotiation, address.tls_hostname)
             self._socket.settimeout(TIMEOUT)
         self._replies = ClientReplies(self.agreed, lambda request: None)
 

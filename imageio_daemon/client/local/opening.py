@@ -32,7 +32,8 @@ class How:
 
     `format` is raw, or one that qemu knows. `decompress` is gz, xz, zstd or bz2. `member` is that of a tar archive.
     `size` is that of a stream or of decompressed data, in bytes. With `shared`, other programs may write to the image
-    at the same time. `secure` makes TLS to an NBD server. `expect` is the digest of the file.
+    at the same time. `secure` makes TLS to an NBD server. `expect` is the digest of the file. `bitmap` is the bitmap,
+    of an image of qemu or an export, that has what has changed.
     """
 
     format: str | None = None
@@ -42,6 +43,7 @@ class How:
     shared: bool = False
     secure: "Secure | None" = None
     expect: str | None = None
+    bitmap: str | None = None
 
 
 def open_source(
@@ -125,7 +127,7 @@ def _members(path: Path, compression: str | None, watch: Watch) -> list[Member]:
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
-        return local.QemuSource(path, known, found, shared=how.shared)
+        return local.QemuSource(path, known, found, shared=how.shared, bitmap=how.bitmap)
     offset, size = (found.offset, found.size) if found else (0, None)
     opened = FileSource(path, offset=offset, size=size, shared=how.shared)
     return _raw(opened, _name(found, str(path)), MEMBER, how) if found else _raw(opened, str(path), FILE, how)
@@ -135,7 +137,7 @@ def _open_elsewhere(address: str, how: How) -> Source:
     what = "an image on Ceph" if on_ceph(address) else "an export of an NBD server"
     if how.decompress or how.member or how.size is not None or how.format not in (None, "raw"):
         raise Usage(f"{what} is raw, and has its own size")
-    opened = local.RbdSource(address) if on_ceph(address) else local.NbdSource(address, how.secure)
+    opened = local.RbdSource(address) if on_ceph(address) else local.NbdSource(address, how.secure, how.bitmap)
     return _raw(opened, address, WITHIN, how)
 
 

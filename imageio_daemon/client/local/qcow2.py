@@ -7,7 +7,8 @@ from pathlib import Path
 from ...units import KiB
 from ..errors import LocalError
 from .layers import whole_sectors
-from .qemu import PresentSource, QemuTarget, ServedTarget, arguments_for, run_qemu_img
+from .qemu import PresentSource, QemuTarget, ServedTarget
+from .qemu_img import arguments_for, run_qemu_img
 from .qemu_nbd import PrivateQemuNbd
 from .source import Source
 

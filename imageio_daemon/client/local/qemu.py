@@ -3,14 +3,13 @@
 
 import contextlib
 import logging
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...image.extents import Extent
 from ...image.formats import PARSERS
-from ...image.image_opts import image_opts
+from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
@@ -18,6 +17,7 @@ from .in_use import locked_file
 from .layers import SECTOR, are_all, refuse_cut, whole_sectors
 from .nbd_image import NbdImage
 from .part_file import PartFile
+from .qemu_img import arguments_for, run_qemu_img, tells_changes
 from .qemu_nbd import IN_USE, PrivateQemuNbd
 from .source import Source, changed, identity
 
@@ -100,7 +100,7 @@ class ServedTarget:
 
 
 class QemuSource(ServedSource):
-    """A source in a format other than raw. `name` is for messages, by default the path."""
+    """A source in a format other than raw. `name` is for messages, by default the path. `bitmap` has what changed."""
 
     def __init__(
         self,
@@ -110,11 +110,15 @@ class QemuSource(ServedSource):
         *,
         shared: bool = False,
         name: str | None = None,
+        bitmap: str | None = None,
     ) -> None:
         shown = str(path) if name is None else name
         self._shared = shared
         self._locks = contextlib.ExitStack()
-        super().__init__(PrivateQemuNbd(shown, arguments_for(path, format_name, member, shared=shared)))
+        known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
+        self._bitmap = bitmap if known else None
+        arguments = arguments_for(path, format_name, member, shared=shared)
+        super().__init__(PrivateQemuNbd(shown, arguments, bitmap=self._bitmap))
         try:
             self._files = {file: identity(file) for file in self._server.files()}
             if not shared:
@@ -132,6 +136,13 @@ class QemuSource(ServedSource):
                 "member": list(member) if member else None,
                 "files": list(self._files.values()),
             }
+
+    def changed(self) -> RangeSet | None:
+        """Return what the bitmap marks, or more; None: it tells nothing."""
+        if self._bitmap is None:
+            return None
+        with self._server.serving() as image:
+            return image.changed(self._bitmap)
 
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
@@ -249,37 +260,3 @@ class QemuTarget(ServedTarget):
             super().abandon()
         finally:
             self._part.remove()
-
-
-def run_qemu_img(*arguments: str) -> str:
-    """Run qemu-img and return its standard output. Raises LocalError."""
-    try:
-        done = subprocess.run(  # noqa: S603 - no shell
-            ["qemu-img", *arguments],  # noqa: S607
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-        )
-    except OSError as e:
-        raise LocalError(f"can't run qemu-img, which other formats than raw need: {e.strerror}") from e
-    if done.returncode != 0:
-        raise LocalError(f"qemu-img {arguments[0]} failed: {' '.join(done.stderr.split())}")
-    return done.stdout
-
-
-def arguments_for(
-    path: Path, format_name: str, member: Member | None = None, *, compress: bool = False, shared: bool = False
-) -> list[str]:
-    # An absolute path: qemu may take a relative one for a URL.
-    name = str(path.absolute())
-    if member is None and not compress and not shared:
-        return [f"--format={format_name}", "--", name]
-    file: dict[str, object] = {"driver": "host_device" if path.is_block_device() else "file", "filename": name}
-    if member is not None:
-        # qemu takes whole sectors, and tar's blocks are as large.
-        file = {"driver": "raw", "offset": member.offset, "size": whole_sectors(member.size), "file": file}
-    image: dict[str, object] = {"driver": format_name, "file": file}
-    if shared:
-        image |= {"read-only": True, "force-share": True}
-    return ["--image-opts", "--", image_opts({"driver": "compress", "file": image} if compress else image)]

@@ -33,10 +33,11 @@ IN_USE = "Is another process using the image"
 class PrivateQemuNbd:
     """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
 
-    `name` is the image's name in messages. `image` has the arguments that tell qemu-nbd what to serve.
+    `name` is the image's name in messages. `image` has the arguments that tell qemu-nbd what to serve. `bitmap` is a
+    bitmap of the image to serve with it.
     """
 
-    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
+    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False, bitmap: str | None = None) -> None:
         self._name = name
         self._stop = Stop()
         self._closed = False
@@ -53,6 +54,7 @@ class PrivateQemuNbd:
         socket = f"/proc/self/fd/{self._opened}/nbd"
         command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
         command += ["--discard=unmap"] if writable else ["--read-only"]
+        command += [] if bitmap is None else [f"--bitmap={bitmap}"]
         command += image
         try:
             # In another process group, so that Ctrl-C does not kill it.
@@ -69,7 +71,7 @@ class PrivateQemuNbd:
             raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
         try:
             self._wait()
-            self.image = NbdImage(name, NbdAddress(socket=socket), self._stop)
+            self.image = NbdImage(name, NbdAddress(socket=socket), self._stop, dirty=bitmap is not None)
         except BaseException:
             self._process.kill()
             self._process.wait()

@@ -6,9 +6,10 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...image.extents import Extent
+from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import LocalError
 from ..file_part import FilePart
@@ -52,6 +53,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close the image. Call this when no read runs."""
+
+
+@runtime_checkable
+class MarkedSource(Source, Protocol):
+    """A source that may have a bitmap of what has changed in it since some state, its base."""
+
+    def changed(self) -> RangeSet | None:
+        """Return what has changed, or more; None: nobody knows. Raises LocalError, those of RemoteImage."""
 
 
 class FileSource:

@@ -8,117 +8,157 @@ from collections.abc import Callable
 from ...image.block_list import Block
 from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Segment
 from ...image.ranges import RangeSet
+from ..local.source import MarkedSource, Source
 from ..server.remote_image import RemoteImage
-from ..server.session import ClientSession
-from . import workers
+from ..unflushed import new_ranges
 from .block_hashing import hash_unit
 from .digest import Digest
-from .plan import Queue, Unit
-from .remote_source import RemoteSource
-from .run_all import RunQueue
+from .equality import LEAST
+from .plan import Queue, Unit, units
+from .progress import Counter, Phase
+from .remote_source import changed_there
+from .transfer_connections import TransferConnections
 
 log = logging.getLogger(__name__)
 
-#: Blocks without a mark that are compared, at random: 1 GiB of data, which the server of the source reads in about a
-#: second. A bitmap that lacks 1 % of the blocks is not noticed in 8 of 100 cases. Up to 1 GiB, all blocks are compared.
+#: Blocks without a mark that are compared, at random: 1 GiB of data, which is read in about a second. A bitmap that
+#: lacks 1 % of the blocks is not noticed in 8 of 100 cases. Up to 1 GiB, all blocks are compared.
 SAMPLES = 256
+UNKNOWN = "nobody knows what has changed in the source: comparing all"
+
+#: A function that adds the digests of the blocks of a unit of the source, by a connection and a buffer.
+Hashing = Callable[[RemoteImage, memoryview, Unit, Digest], None]
 
 
-def unchanged(
-    checksum: str,
-    source: RemoteSource,
-    session: ClientSession,
-    run: RunQueue,
-    images: list[RemoteImage],
-    digest: Digest | None,
+def unchanged_there(
+    checksum: str, source: MarkedSource, there: TransferConnections, digest: Digest | None
 ) -> RangeSet | None:
-    """Return where the target, on stable storage, reads as the source, because it is the base there. None if unknown.
+    """Return where the image of a server, on stable storage, reads as the source. None if unknown.
 
-    `checksum` is that of the base. `digest` gets the digests of these blocks. Raises as RemoteImage does.
+    `checksum` is that of the base. `digest` gets the digests of these blocks. Raises LocalError, and as RemoteImage
+    does.
     """
+    if "checksum_blocks" not in there.session.abilities.features:
+        return None
+
+    def hashing(_: RemoteImage, buffer: memoryview, unit: Unit, found: Digest) -> None:
+        hash_unit(source, unit, buffer, found, unit.start // DEFAULT_BLOCK)
+
+    changed = there.ask(lambda _: source.changed())
+    if changed is None:
+        log.warning(UNKNOWN)
+        return None
+    target = Digest()
+    there.ask(lambda image: _list(image, 0, source.size, target))
+    found = Base(checksum, changed, target, source.size).find(there, hashing, digest)
+    if found is not None:  # the comparison is about content that may be in the server's memory only
+        there.ask(RemoteImage.flush)
+    return found
+
+
+def unchanged_here(
+    checksum: str, target: Source, size: int, there: TransferConnections, counter: Counter, digest: Digest | None
+) -> RangeSet | None:
+    """Return where a local image reads as that of a server, which has `size` bytes. None if unknown.
+
+    The rest is as of unchanged_there().
+    """
+    session = there.session
     if "checksum_blocks" not in session.abilities.features:
         return None
-    (clean,) = workers.run([source.unchanged], session.stop)
-    if clean is None:
-        log.warning("the server of the source does not know what has changed: comparing all")
+
+    def hashing(image: RemoteImage, _: memoryview, unit: Unit, found: Digest) -> None:
+        _list(image, unit.start, unit.end, found)
+
+    changed = there.ask(lambda image: changed_there(image, session))
+    if changed is None:
+        log.warning(UNKNOWN)
         return None
-    found = Base(checksum, clean, source, session, run).find(images, digest)
-    if found is not None:  # the comparison is about content that may be in the server's memory only
-        workers.run([images[0].flush], session.stop)
+    ours = Digest()
+
+    def worker(_: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+        def hash_target(unit: Unit) -> None:
+            hash_unit(target, unit, buffer, ours, unit.start // DEFAULT_BLOCK)
+            counter.check(unit.end - unit.start)
+
+        return hash_target
+
+    counter.begin(Phase.COMPARING, size)
+    extents = (
+        extent._replace(length=min(extent.length, size - extent.start))
+        for extent in target.extents()
+        if extent.start < size  # a device may be larger
+    )
+    there.run(Queue(units(extents), LEAST, session.stop), worker)
+    found = Base(checksum, changed, ours, size).find(there, hashing, digest)
+    counter.begin(Phase.TRANSFERRING)
     return found
 
 
 class Base:
     """The base of an update: the source as it was when its bitmap began, with the checksum of all of it.
 
-    `clean` are the blocks of the source that have not changed since, by the bitmap.
+    `changed` is what the source has marked since then. `target` has the digests of all blocks of the target. `size` is
+    the bytes of both.
     """
 
-    def __init__(
-        self, checksum: str, clean: RangeSet, source: RemoteSource, session: ClientSession, run: RunQueue
-    ) -> None:
+    def __init__(self, checksum: str, changed: RangeSet, target: Digest, size: int) -> None:
         self._checksum = checksum
-        self._clean = clean
-        self._source = source
-        self._session = session
-        self._run = run
+        self._target = target
+        marked = new_ranges(
+            (start // DEFAULT_BLOCK * DEFAULT_BLOCK, -(-end // DEFAULT_BLOCK) * DEFAULT_BLOCK)
+            for start, end in changed.pieces()
+        )
+        self._clean = new_ranges((start, end) for start, end, is_marked in marked.parts(0, size) if not is_marked)
+        self._size = size
 
-    def find(self, images: list[RemoteImage], digest: Digest | None) -> RangeSet | None:
+    def find(self, there: TransferConnections, hashing: Hashing, digest: Digest | None) -> RangeSet | None:
         """Return where the target reads as the source, because it is the base there, or None if it is not the base.
 
-        `digest` gets the digests of these blocks. Raises as RemoteImage does.
+        `hashing` is of the source. `digest` gets the digests of these blocks. Raises as `hashing` does.
         """
-        whole = (0, self._source.size)
-        (blocks,) = workers.run([lambda: images[0].blocks(DEFAULT_ALGORITHM, DEFAULT_BLOCK, whole)], self._session.stop)
-        proven = Digest()
-        for start, length, found in blocks:
-            proven.add_listed(start // DEFAULT_BLOCK, length, _raw(found))
-        if proven.hexdigest() != self._checksum:
+        if self._target.hexdigest() != self._checksum:
             log.warning("the target is not the base: comparing all of it")
             return None
         clean = [
-            Block(begin, end - begin, found)
-            for start, length, found in blocks
-            for begin, end, is_clean in self._clean.parts(start, start + length)
+            (begin, end, found)
+            for start, limit, found in self._target.listed(self._size)
+            for begin, end, is_clean in self._clean.parts(start, limit)
             if is_clean
         ]
-        if self._differs(images, clean):
+        if self._differs(clean, there, hashing):
             log.warning("the source has changed where its bitmap tells nothing: it began later; comparing all")
             return None
         if digest is not None:
-            for start, length, found in clean:
-                digest.add_listed(start // DEFAULT_BLOCK, length, _raw(found))
+            for start, end, found in clean:
+                digest.add_listed(start // DEFAULT_BLOCK, end - start, found)
         return self._clean
 
-    def _differs(self, images: list[RemoteImage], clean: list[Block]) -> bool:
-        """Compare a sample, because the bitmap may have begun after the base. Raises as RemoteImage does."""
-        chosen = random.sample(clean, min(SAMPLES, len(clean)))
-        sample = sorted(_one(block) for block in chosen)
-        told = Digest()
-        for start, length, found in sample:
-            told.add_listed(start // DEFAULT_BLOCK, length, _raw(found))
-        expected = {index: found for index, found, _ in told.items()}
-        different: list[Unit] = []
+    def _differs(
+        self, clean: list[tuple[int, int, bytes | None]], there: TransferConnections, hashing: Hashing
+    ) -> bool:
+        """Compare a sample, because the bitmap may have begun after the base. Raises as `hashing` does."""
+        sample = sorted(_one(*blocks) for blocks in random.sample(clean, min(SAMPLES, len(clean))))
+        ours, theirs = Digest(), Digest()
 
-        def worker(_: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-            def compare(unit: Unit) -> None:
-                ours = Digest()
-                hash_unit(self._source, unit, buffer, ours, unit.start // DEFAULT_BLOCK)
-                if any(expected[index + n] != found for index, found, count in ours.items() for n in range(count)):
-                    different.append(unit)
+        def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+            return lambda unit: hashing(image, buffer, unit, ours)
 
-            return compare
-
-        units = (Unit(start, start + length, [Segment(start, length, zero=False)]) for start, length, _ in sample)
-        self._run(images, Queue(units, self._source.portion, self._session.stop), worker)
-        return bool(different)
+        for start, end, found in sample:
+            theirs.add_listed(start // DEFAULT_BLOCK, end - start, found)
+        work = (Unit(start, end, [Segment(start, end - start, zero=False)]) for start, end, _ in sample)
+        there.run(Queue(work, LEAST, there.session.stop), worker)
+        return ours.hexdigest() != theirs.hexdigest()
 
 
-def _one(block: Block) -> Block:
+def _list(image: RemoteImage, start: int, end: int, digest: Digest) -> None:
+    """Add the digests of a range, as its server tells them."""
+    blocks: list[Block] = image.blocks(DEFAULT_ALGORITHM, DEFAULT_BLOCK, (start, end - start))
+    for begin, length, found in blocks:
+        digest.add_listed(begin // DEFAULT_BLOCK, length, None if found is None else bytes.fromhex(found))
+
+
+def _one(start: int, end: int, digest: bytes | None) -> tuple[int, int, bytes | None]:
     """Return the block, or for a run of zeros one block of it at random."""
-    start = block.start + random.randrange(-(-block.length // DEFAULT_BLOCK)) * DEFAULT_BLOCK  # noqa: S311 - no secret
-    return Block(start, min(DEFAULT_BLOCK, block.start + block.length - start), block.digest)
-
-
-def _raw(digest: str | None) -> bytes | None:
-    return None if digest is None else bytes.fromhex(digest)
+    start += random.randrange(-(-(end - start) // DEFAULT_BLOCK)) * DEFAULT_BLOCK  # noqa: S311 - no secret
+    return start, min(start + DEFAULT_BLOCK, end), digest

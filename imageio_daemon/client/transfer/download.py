@@ -14,6 +14,7 @@ from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..unflushed import new_ranges
 from . import workers
+from .base import unchanged_here
 from .checkpoints import LocalCheckpoints
 from .digest import Digest
 from .earlier import Earlier
@@ -23,7 +24,7 @@ from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole,
 from .progress import Counter, Phase, Progress, Report
 from .receiver import Receiver
 from .record import DOWNLOAD, Record, States
-from .run_all import Worker, run_all
+from .transfer_connections import TransferConnections
 from .transfer_options import DownloadOptions
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket took, in 7 alternating runs,
@@ -61,7 +62,7 @@ class Download:
         self._part = target if isinstance(target, PartTarget) and target.identity is not None else None
         self._options = options
         self._updated = target if isinstance(target, UpdatedTarget) else None
-        self._digest = Digest() if options.verify else None
+        self._digest = Digest() if options.verifies else None
         self._report = report
         self._counter = Counter()
         self._extents: Sequence[Extent] = []
@@ -107,17 +108,18 @@ class Download:
         (first,) = workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        self._continue(images)
+        there = TransferConnections(self._session, images, self._tick, BUFFER_SIZE)
+        self._continue(there)
         if self._updated is not None:
             require_ranges(self._session)  # before anything is changed
         if not self._done.size():
             workers.run([partial(self._target.start, self._size)], stop)
         if self._updated is not None:
-            self._find_equal(self._updated, images)
+            self._find_equal(self._updated, there)
         if self._part is not None and PROOFS & self._session.abilities.features:
             self._record = self._new_record(self._part)
             self._checkpoints = LocalCheckpoints(self._part, self._record, self._done, self._options.checkpoint)
-        self._run(images, Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
+        there.run(Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
         (checksum,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
@@ -131,13 +133,18 @@ class Download:
         self._counter.add(resumed=self._done.size())
         return units_left(self._extents, self._done)
 
-    def _find_equal(self, target: UpdatedTarget, images: list[RemoteImage]) -> None:
-        """Find where an existing target already reads as the image."""
-        self._earlier = target.source()
-        equality = Equality(self._earlier, self._session, self._counter, self._run, self._digest)
-        self._done = equality.find(images, new_ranges([(0, self._size)]))
+    def _find_equal(self, target: UpdatedTarget, there: TransferConnections) -> None:
+        """Find where an existing target already reads as the image, by a bitmap or else by digests."""
+        self._earlier = earlier = target.source()
+        found = None
+        if (base := self._options.base) is not None:
+            found = unchanged_here(base, earlier, self._size, there, self._counter, self._digest)
+        if found is None:
+            equality = Equality(earlier, there, self._counter, self._digest)
+            found = equality.find(new_ranges([(0, self._size)]))
+        self._done = found
 
-    def _continue(self, images: list[RemoteImage]) -> None:
+    def _continue(self, there: TransferConnections) -> None:
         """Find where the content that an earlier download has left is equal to the image."""
         part = self._part
         if part is None or not part.is_earlier or self._options.restart:
@@ -146,8 +153,8 @@ class Download:
         (self._earlier,) = workers.run([partial(part.resume, self._size)], self._session.stop)
         if self._earlier is None:
             return
-        earlier = Earlier(self._earlier, self._session, self._record, self._counter, self._run, self._size)
-        found = earlier.find_copied(images)
+        earlier = Earlier(self._earlier, there, self._record, self._counter, self._size)
+        found = earlier.find_copied()
         self._done = found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
@@ -173,9 +180,6 @@ class Download:
             return
         self._checkpoints = None
         self._target.abandon()
-
-    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
-        run_all(images, queue, worker, self._session.stop, self._tick, BUFFER_SIZE)
 
     def _tick(self) -> None:
         if self._report is not None:
@@ -223,15 +227,18 @@ class Download:
         self._record.discard()
         if self._manifest and self._digest:
             self._manifest.write(self._digest, self._size)
-        return checksum if self._options.verify else None
+        return checksum if self._options.verifies else None
 
     def _verify(self, image: RemoteImage, digest: Digest) -> str:
         ours = digest.hexdigest()
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
-        if ours != theirs and not self._options.verify:
+        if ours != theirs and not self._options.verifies:
             raise StateMismatch(
                 "an earlier download was of another image, or it was changed since: the same command receives all"
             )
         if ours != theirs:
-            raise ChecksumMismatch(f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image")
+            late = "" if self._options.base is None else ", or update without --base: its bitmap may have begun later"
+            raise ChecksumMismatch(
+                f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image{late}"
+            )
         return ours

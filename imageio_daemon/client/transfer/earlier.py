@@ -5,7 +5,6 @@ import logging
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,16 +16,14 @@ from ..errors import Refused, StateMismatch
 from ..local.source import Source
 from ..server.data import Range
 from ..server.remote_image import RemoteImage
-from ..server.session import ClientSession
 from ..unflushed import new_ranges
-from . import workers
 from .block_hashing import hash_unit
 from .digest import Digest
 from .equality import Equality
 from .plan import Queue, Unit, dirty_units
 from .progress import Counter, Phase
 from .record import ALIGNMENT, Claim, Record, aligned
-from .run_all import RunQueue
+from .transfer_connections import TransferConnections
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +51,17 @@ class Earlier:
     """The earlier transfers of a local image that can be read in any order. `remote_size` is the remote image's."""
 
     def __init__(
-        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: RunQueue, remote_size: int
+        self, source: Source, there: TransferConnections, record: Record, counter: Counter, remote_size: int
     ) -> None:
         self._source = source
-        self._session = session
+        self._there = there
         self._record = record
         self._counter = counter
-        self._run = run
-        features = session.abilities.features
+        features = there.session.abilities.features
         self._by_checksum = "checksum_range" in features
         self._can_verify = "checksum" in features and remote_size == source.size
 
-    def find(self, images: list[RemoteImage], recorded: RangeSet, *, compare_all: bool) -> Found:
+    def find(self, recorded: RangeSet, *, compare_all: bool) -> Found:
         """Return what need not be sent: what the server has recorded, and what a state file of this host tells.
 
         The record belongs to the ticket, so only a sample of it is compared, or with `compare_all` everything. A state
@@ -73,24 +69,24 @@ class Earlier:
         StateMismatch if recorded bytes differ.
         """
         if recorded.size():
-            different = self._compare(images, recorded, every=compare_all)
+            different = self._compare(recorded, every=compare_all)
             if different:
                 raise different
         for claim in self._record.claims():
             found = self._missing(claim, recorded)
             if not self._is_provable(claim):
                 continue
-            different = self._compare(images, found, every=self._by_checksum)
+            different = self._compare(found, every=self._by_checksum)
             if not different:
                 # The proof is about content that may be in the server's memory only.
-                workers.run([images[0].flush], self._session.stop)
+                self._there.ask(RemoteImage.flush)
                 for start, end in recorded.pieces():
                     found.add(start, end)
                 return Found(found, needs_checksum=not self._by_checksum and self._can_verify)
             log.info("an earlier upload of this source had another target, or this one was changed since")
         return Found(recorded)
 
-    def find_copied(self, images: list[RemoteImage]) -> Found:
+    def find_copied(self) -> Found:
         """Return what need not be received: what earlier downloads have left, if it is equal to the image now.
 
         A server that computes no checksums of ranges sends a sample. Raises LocalError, and as RemoteImage does.
@@ -100,11 +96,11 @@ class Earlier:
             if not left.size() or not (self._by_checksum or self._can_verify):
                 continue
             if not self._by_checksum:
-                if not self._compare(images, left, every=False):
+                if not self._compare(left, every=False):
                     return Found(left, needs_checksum=True)
                 continue
             log.info("%s are there from before: comparing them", human(left.size()))
-            equal = Equality(self._source, self._session, self._counter, self._run).find(images, left)
+            equal = Equality(self._source, self._there, self._counter).find(left)
             if equal.size() < left.size():
                 changed = human(left.size() - equal.size())
                 log.warning("the image has changed in %s of what is there from before: receiving these anew", changed)
@@ -120,10 +116,10 @@ class Earlier:
     def _is_provable(self, claim: Claim) -> bool:
         return self._by_checksum or self._can_verify or claim.same_url
 
-    def _compare(self, images: list[RemoteImage], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
+    def _compare(self, done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
         """Return the first difference between source and target in these ranges, or None if they are equal."""
         comparison = EarlierProof(self._source, done, by_checksum=self._by_checksum)
-        ((amount, units),) = workers.run([partial(comparison.plan, every=every)], self._session.stop)
+        amount, units = self._there.ask(lambda _: comparison.plan(every=every))
         log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
         different: list[StateMismatch | Refused] = []
 
@@ -140,7 +136,7 @@ class Earlier:
             return compare
 
         self._counter.begin(Phase.COMPARING, amount)
-        self._run(images, Queue(units, self._source.portion, self._session.stop), worker)
+        self._there.run(Queue(units, self._source.portion, self._there.session.stop), worker)
         self._counter.begin(Phase.TRANSFERRING)
         return different[0] if different else None
 

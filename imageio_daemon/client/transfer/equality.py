@@ -19,7 +19,7 @@ from .block_hashing import hash_unit
 from .digest import Digest
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
-from .run_all import RunQueue
+from .transfer_connections import TransferConnections
 
 #: Most bytes of a unit, most of which may be zeros. The answer for a unit has at most 400 KiB.
 SPAN = 16 * GiB
@@ -49,22 +49,21 @@ def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet
 
 
 class Equality:
-    """Compare a local image with the remote one of a session, which computes checksums of ranges.
+    """Compare a local image with a remote one, whose server computes checksums of ranges.
 
     `digest`, if it is set, gets the digests of equal blocks. Ranges then have to begin at blocks of the image.
     """
 
     def __init__(
-        self, local: Source, session: ClientSession, counter: Counter, run: RunQueue, digest: Digest | None = None
+        self, local: Source, there: TransferConnections, counter: Counter, digest: Digest | None = None
     ) -> None:
         self._local = local
-        self._session = session
+        self._there = there
         self._counter = counter
-        self._run = run
         self._digest = digest
-        self._lists_blocks = "checksum_blocks" in session.abilities.features
+        self._lists_blocks = "checksum_blocks" in there.session.abilities.features
 
-    def find(self, images: list[RemoteImage], within: RangeSet, then: Then = _nothing) -> RangeSet:
+    def find(self, within: RangeSet, then: Then = _nothing) -> RangeSet:
         """Return which bytes of these ranges are equal, in whole blocks from the beginning of each range.
 
         `then` makes the function that each thread calls at once with a unit and its equal ranges. Without
@@ -92,7 +91,7 @@ class Equality:
             return compare
 
         counter.begin(Phase.COMPARING, within.size())
-        self._run(images, Queue(self._units(within), DEFAULT_BLOCK, self._session.stop), worker)
+        self._there.run(Queue(self._units(within), DEFAULT_BLOCK, self._there.session.stop), worker)
         counter.begin(Phase.TRANSFERRING)
         return equal
 

@@ -17,7 +17,7 @@ from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from .record import Record, States
 from .room import check_room
-from .transfer_options import Options
+from .transfer_options import UploadOptions
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Preview:
     refused: tuple[ClientError, ...] = ()
 
 
-def preview_upload(source: Source, session: ClientSession, options: Options, *, name: str, format_name: str) -> Preview:
+def preview_upload(
+    source: Source, session: ClientSession, options: UploadOptions, *, name: str, format_name: str
+) -> Preview:
     """Return what the upload of an open source would do. Raises ClientError if that cannot be found out."""
     image = session.open()
     abilities = session.abilities
@@ -131,7 +133,7 @@ def _rights(session: ClientSession) -> tuple[str, ...]:
     return ("read", "write") if "zero" in session.abilities.features else ("read",)
 
 
-def _no_room(source: Source, available: int | None, options: Options) -> list[ClientError]:
+def _no_room(source: Source, available: int | None, options: UploadOptions) -> list[ClientError]:
     try:
         if options.room_check and available is not None:
             check_room(source, available)
@@ -140,7 +142,7 @@ def _no_room(source: Source, available: int | None, options: Options) -> list[Cl
     return []
 
 
-def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: Options) -> int | None:
+def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: UploadOptions) -> int | None:
     """Return how many bytes earlier uploads have left, by the server and state files, or None if there are none."""
     abilities = session.abilities
     if options.restart or abilities.reads_zero:

@@ -6,16 +6,14 @@ import hashlib
 import queue
 from collections.abc import Iterator, Mapping
 
-from ...image.blockhash import DEFAULT_BLOCK
 from ...image.extents import Extent
 from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import LocalError, Refused
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from ..unflushed import new_ranges
 from .digest import Digest
-from .plan import Unit, widened
+from .plan import Unit
 
 
 class RemoteSource:
@@ -70,18 +68,10 @@ class RemoteSource:
             digest.add_listed(index + (start - unit.start) // size, length, listed)
         return True
 
-    def unchanged(self) -> RangeSet | None:
-        """Return the blocks that have not changed since the server's checkpoint, or None if it does not know."""
-        if not self._knows_extents:
-            return None
-        try:
-            with self._connection() as image:
-                extents = image.extents("dirty")
-        except Refused as e:
-            if e.http_status == 404:
-                return None
-            raise
-        return new_ranges((extent.start, extent.end) for extent in widened(extents, DEFAULT_BLOCK) if not extent.dirty)
+    def changed(self) -> RangeSet | None:
+        """Return what has changed since the server's checkpoint, or more. None if the server does not know it."""
+        with self._connection() as image:
+            return changed_there(image, self._session)
 
     def check(self) -> None:
         """Raise LocalError if the image has another size now."""
@@ -104,3 +94,20 @@ class RemoteSource:
             yield image
         finally:
             self._idle.put(image)
+
+
+def changed_there(image: RemoteImage, session: ClientSession) -> RangeSet | None:
+    """Return what of an image has changed, or more, as its server tells; None: it does not. Raises as RemoteImage."""
+    if "extents" not in session.abilities.features:
+        return None
+    try:
+        extents = image.extents("dirty")
+    except Refused as e:
+        if e.http_status == 404:
+            return None
+        raise
+    marked = RangeSet()
+    for extent in extents:
+        if extent.dirty:
+            marked.add(extent.start, extent.end)
+    return marked

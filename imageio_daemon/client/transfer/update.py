@@ -11,7 +11,7 @@ from .plan import Unit, data_left, parts_left
 from .sender import Sending
 
 
-def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Sending) -> None:
+def send_what_differs(equality: Equality, sending: Sending) -> None:
     """Make the target read as the source. A thread that finds a block different sends it at once. Raises ClientError.
 
     So the link is used while both sides hash. Sending 1 % of an image takes a tenth of the time of hashing all of it.
@@ -32,5 +32,5 @@ def send_what_differs(images: list[RemoteImage], equality: Equality, sending: Se
 
         return send_rest
 
-    equality.find(images, new_ranges([(0, sending.source.size)]), then)
+    equality.find(new_ranges([(0, sending.source.size)]), then)
     counter.plan(None)

@@ -9,12 +9,12 @@ from functools import partial
 from ...image.ranges import RangeSet
 from ..errors import ChecksumMismatch, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
 from ..file_part import FilePart
-from ..local.source import FileSource, Source
+from ..local.source import FileSource, MarkedSource, Source
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..unflushed import new_ranges
 from . import workers
-from .base import unchanged
+from .base import unchanged_there
 from .checkpoints import RemoteCheckpoints
 from .digest import Digest
 from .earlier import Earlier, EarlierProof
@@ -24,9 +24,9 @@ from .progress import Counter, Phase, Progress, Report
 from .record import Record, States, aligned
 from .remote_source import RemoteSource
 from .room import check_room
-from .run_all import Worker, run_all
 from .sender import Sending
-from .transfer_options import DEFAULTS, Options, Uploaded
+from .transfer_connections import TransferConnections
+from .transfer_options import Uploaded, UploadOptions
 from .update import send_what_differs
 from .verification import is_finalized, prove
 from .wire_compression import choice_for
@@ -44,14 +44,14 @@ class Upload:
         self,
         source: Source,
         session: ClientSession,
-        options: Options = DEFAULTS,
+        options: UploadOptions,
         report: Report | None = None,
         counter: Counter | None = None,
     ) -> None:
         self._source = source
         self._session = session
         self._options = options
-        self._digest = Digest() if options.verify else None
+        self._digest = Digest() if options.verifies else None
         self._record = Record()
         self._done = new_ranges()
         self._target_size = 0
@@ -99,18 +99,19 @@ class Upload:
         (first,) = workers.run([self._prepare], stop)
         count = self._connections()
         images = [first, *(self._session.connect() for _ in range(count - 1))]
+        there = TransferConnections(self._session, images, self._tick)
         workers.run([image.connect for image in images], stop)
-        self._continue(images)
-        workers.run([partial(self._probe, first)], stop)
+        self._continue(there)
+        there.ask(self._probe)
         if self._is_compared and not self._done.size():
-            equality = Equality(self._source, self._session, self._counter, self._run, self._digest)
-            send_what_differs(images, equality, self._sending(new_ranges(), self._counter, self._digest))
+            equality = Equality(self._source, there, self._counter, self._digest)
+            send_what_differs(equality, self._sending(new_ranges(), self._counter, self._digest))
         else:
-            self._send(images, self._done, self._counter, self._digest)
-        self._send_what_was_lost(images)
+            self._send(there, self._done, self._counter, self._digest)
+        self._send_what_was_lost(there)
         (verified,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
-        checksum = self._digest.hexdigest() if self._digest and self._options.verify else None
+        checksum = self._digest.hexdigest() if self._digest and self._options.verifies else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
     def _connections(self) -> int:
@@ -124,32 +125,32 @@ class Upload:
         count = self._session.connections(most)
         return min(2 * count, most) if isinstance(self._source, RemoteSource) and not self._session.is_local else count
 
-    def _continue(self, images: list[RemoteImage]) -> None:
+    def _continue(self, there: TransferConnections) -> None:
         """Find what earlier uploads have left, and prove it. Raises StateMismatch."""
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
         if self._options.update:
-            self._begin_update(images)
+            self._begin_update(there)
             return
         # Nothing shows whether a block device was changed.
         compare_all = self._options.compare_all or self._source.identity is None
-        earlier = Earlier(self._source, self._session, self._record, self._counter, self._run, self._target_size)
-        found = earlier.find(images, self._done, compare_all=compare_all)
+        earlier = Earlier(self._source, there, self._record, self._counter, self._target_size)
+        found = earlier.find(self._done, compare_all=compare_all)
         self._done = found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    def _begin_update(self, images: list[RemoteImage]) -> None:
+    def _begin_update(self, there: TransferConnections) -> None:
         """Find what is equal already, by the bitmap of the source. Raises Refused, FlushFailed."""
         require_ranges(self._session)
         self._is_compared = True
         base, source = self._options.base, self._source
-        if base is not None and isinstance(source, RemoteSource):
-            self._done = unchanged(base, source, self._session, self._run, images, self._digest) or new_ranges()
+        if base is not None and isinstance(source, MarkedSource):
+            self._done = unchanged_there(base, source, there, self._digest) or new_ranges()
             self._checkpoints = self._new_checkpoints()
 
-    def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
+    def _send(self, there: TransferConnections, done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all except what is done."""
 
         def planned(unit: Unit | None) -> None:
@@ -163,7 +164,7 @@ class Upload:
         queue = Queue(
             units(extents) if passes else units_left(extents, done), self._source.portion, self._session.stop, planned
         )
-        self._run(images, queue, self._sending(done, counter, digest).worker)
+        there.run(queue, self._sending(done, counter, digest).worker)
 
     def _sending(self, done: RangeSet, counter: Counter, digest: Digest | None) -> Sending:
         compares = self._source.is_stream and not self._finalized
@@ -185,22 +186,19 @@ class Upload:
         source = self._source
         return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
 
-    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
-        run_all(images, queue, worker, self._session.stop, self._tick)
-
-    def _send_what_was_lost(self, images: list[RemoteImage]) -> None:
+    def _send_what_was_lost(self, there: TransferConnections) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
         if self._finalized:
             return
         for left in reversed(range(ROUNDS)):
-            (lost,) = workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
+            (lost,) = workers.run([partial(self._confirm, there.images[0])], self._session.stop, self._tick)
             if not lost.size():
                 return
             if not left:
                 break
             log.info("connections to %s were lost: sending again what it may have lost", self._session.peer)
             done = new_ranges((s, e) for s, e, is_lost in lost.parts(0, self._source.size) if not is_lost)
-            self._send(images, done, Counter(), None)  # the bytes are already in self._counter
+            self._send(there, done, Counter(), None)  # the bytes are already in self._counter
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
 
     def _tick(self) -> None:
@@ -279,7 +277,7 @@ class Upload:
             verified = prove(image, self._digest, part, self._session, self._counter) if self._digest else None
         except ChecksumMismatch as e:
             self._record.close()
-            if not self._options.verify:
+            if not self._options.verifies:
                 raise StateMismatch(
                     "an earlier upload had another target, or it was changed since: the same command sends all"
                 ) from e

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of NBD servers that others wrote, as sources and as targets."""
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -12,8 +13,10 @@ import pytest
 from imageio_daemon.client import LocalError, ServerFailed, Settings, Usage, checksum, download, info, upload
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local import NbdSource, NbdTarget
+from imageio_daemon.nbdproto.constants import Chunk, Command
 from tests.client.programs import run
 from tests.support.daemon import Certificates, Daemon
+from tests.support.fakenbd import Asked, fake_nbd
 from tests.support.images import MakeImage, MiB, pattern
 from tests.support.nbdservers import nbdkit, qemu_nbd
 from tests.support.polling import eventually
@@ -196,6 +199,19 @@ def test_export_gets_a_raw_image(daemon: Daemon, tls: Settings, how: dict[str, o
 def test_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match=r"the server of nbd.*no-such failed: "):
         info(f"nbd+unix:///?socket={tmp_path}/no-such")
+
+
+async def test_server_that_tells_no_extents_is_told() -> None:
+    async with fake_nbd() as server:
+
+        async def answer(asked: Asked) -> bytes:
+            is_status = asked.header.command == Command.BLOCK_STATUS
+            return server.chunk(asked, Chunk.NONE, b"") if is_status else server.success(asked)
+
+        server.answer = answer
+        await server.start()
+        with pytest.raises(LocalError, match=r"the server of nbd.* failed: status chunk of 0 bytes"):
+            await asyncio.to_thread(info, f"nbd+unix:///?socket={server.socket}", format="raw")
 
 
 def test_nothing_moves_after_a_stop(disk: Path) -> None:

@@ -312,7 +312,7 @@ def test_change_that_the_sample_does_not_find_is_found_by_the_checksum(
 ) -> None:
     without(monkeypatch, "checksum_blocks", "checksum_range")
     copy = interrupt()
-    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.Comparison.sample", lambda _: [])
+    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.EarlierProof.sample", lambda _: [])
     with image.path.open("r+b") as f:
         f.seek(5 * MiB)
         f.write(b"changed")

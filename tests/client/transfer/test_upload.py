@@ -27,7 +27,7 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client import open as open_image
 from imageio_daemon.client.errors import Stopped
-from imageio_daemon.client.local.qemu import run_qemu_img
+from imageio_daemon.client.local.qemu_img import run_qemu_img
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.local.stream import Input, StreamSource
 from tests.client.conftest import SIZE

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers as they are asked for: from where, to where, and how. Library and command make the same descriptions."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+from .errors import Usage
+from .local.choosing import Chosen, Making, choose_target
+from .local.formats import named
+from .local.in_use import locked
+from .local.opening import How, open_source, reading, require_content
+from .local.source import MarkedSource, Source
+from .local.stream import Watch, unwatched
+from .server.address import is_url
+from .server.session import ClientSession, Settings, securing
+from .server.web import fetched
+from .transfer import workers
+from .transfer.download import Download, Downloaded
+from .transfer.progress import Counter, Opening, Report
+from .transfer.remote_source import RemoteSource
+from .transfer.transfer_options import DownloadOptions, Uploaded, UploadOptions
+from .transfer.upload import Upload
+
+if TYPE_CHECKING:
+    from .transfer.preview import Preview
+
+#: How a local image is named, or a stream.
+Local: TypeAlias = str | os.PathLike[str] | BinaryIO
+
+
+@dataclass(frozen=True)
+class Uploading:
+    """An upload of a local image. how: to read it. options: how to send it. It and its methods raise ClientError."""
+
+    source: Local
+    url: str
+    settings: Settings
+    how: How
+    options: UploadOptions
+
+    def __post_init__(self) -> None:
+        if (self.options.base is None) != (self.how.bitmap is None):
+            raise Usage("base and bitmap belong together: the checksum of the image when its bitmap began")
+
+    def run(self, report: Report | None = None) -> Uploaded:
+        """Upload the image. report: called every 0.1 s."""
+        counter = Counter()
+        with self._opened(self.how, Opening(counter, report)) as (session, source):
+            if self.options.update and source.is_stream:
+                raise Usage("an update reads the image twice: decompress or copy it to a file first")
+            if self.how.bitmap is not None and not isinstance(source, MarkedSource):
+                raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
+            return Upload(source, session, self.options, report, counter).run()
+
+    def preview(self) -> "Preview":
+        """Tell what run() would do. Changes nothing on the server, and keeps nothing here."""
+        from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
+
+        how = replace(self.how, expect=None, bitmap=None)  # which would take long to tell
+        with self._opened(how) as (session, source):
+            session.stop.call(source.stop)
+            names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, self.how)}
+            tell = partial(preview.preview_upload, source, session, self.options, **names)
+            (told,) = workers.run([tell], session.stop)
+            return told
+
+    @contextlib.contextmanager
+    def _opened(self, how: How, watch: Watch = unwatched) -> Iterator[tuple[ClientSession, Source]]:
+        """Open the source for the block, with a session that has not connected yet."""
+        if isinstance(self.source, str) and is_url(self.source) and not is_url(self.url):
+            raise Usage("the image comes first, then the URL")
+        how = replace(how, secure=securing(self.settings))
+        with (
+            locked(self.source, writes=False, shared=how.shared),
+            ClientSession(self.url, self.settings) as session,  # an invalid address fails before much is read
+            fetched(self.source, self.settings) as given,
+            contextlib.closing(open_source(given, how, watch)) as opened,
+        ):
+            require_content(opened, self.source, how.member)
+            yield session, opened
+
+
+@dataclass(frozen=True)
+class Downloading:
+    """A download to a local target. making: how to make or open it. options: how to receive. As Uploading otherwise."""
+
+    url: str
+    target: Local
+    settings: Settings
+    making: Making
+    options: DownloadOptions
+
+    def run(self, report: Report | None = None) -> Downloaded:
+        """Download the image. report: called every 0.1 s."""
+        chosen = self._chosen()
+        with self._locked(chosen) as session:
+            return Download(session, chosen.make(), self.options, report).run()
+
+    def preview(self) -> "Preview":
+        """Tell what run() would do, without update. Makes no file, and writes to no image."""
+        from .transfer import preview  # noqa: PLC0415 - as above
+
+        dirty, said = self.options.dirty, self.making.format
+        chosen = replace(self, options=DownloadOptions(dirty=dirty))._chosen()
+        says = named(chosen.path.name) if chosen.path is not None and said is None else None
+        shown = said or (says and ", ".join(filter(None, (says.format or "raw", says.compression)))) or "raw"
+        with self._locked(chosen) as session:
+            names = {"name": _name(self.target, "standard output"), "format_name": shown}
+            tell = partial(preview.preview_download, session, chosen, dirty=dirty, **names)
+            (told,) = workers.run([tell], session.stop)
+            return told
+
+    def _chosen(self) -> Chosen:
+        if isinstance(self.target, str | os.PathLike) and is_url(os.fspath(self.target)):
+            raise Usage("the URL comes first, then the image")
+        options = self.options
+        making = replace(
+            self.making,
+            dirty=options.dirty,
+            continues=options.continues,
+            update=options.update,
+            secure=securing(self.settings),
+        )
+        return choose_target(self.target, making)
+
+    @contextlib.contextmanager
+    def _locked(self, chosen: Chosen) -> Iterator[ClientSession]:
+        """Lock the target for the block, with a session that has not connected yet."""
+        with (
+            locked(self.target, writes=True, shared=self.making.shared or chosen.locks),
+            ClientSession(self.url, self.settings) as session,
+        ):
+            yield session
+
+
+@dataclass(frozen=True)
+class Copying:
+    """A copy from one server to another: an upload whose source is an image of a server. As Uploading otherwise."""
+
+    source: str
+    target: str
+    settings: Settings
+    source_settings: Settings
+    options: UploadOptions
+
+    def run(self, report: Report | None = None) -> Uploaded:
+        """Copy the image. report: called every 0.1 s."""
+        if not (is_url(self.source) and is_url(self.target)):
+            raise Usage("a copy is from one server to another: upload takes an image of this host, download makes one")
+        with (
+            ClientSession(self.target, self.settings) as session,
+            ClientSession(self.source, self.source_settings) as origin,
+        ):
+            # In a thread, so that Ctrl-C ends the wait.
+            (opened,) = workers.run([lambda: RemoteSource(origin)], origin.stop)
+            with contextlib.closing(opened):
+                return Upload(opened, session, self.options, report).run()
+
+
+def _name(image: Local, otherwise: str) -> str:
+    return str(Path(image)) if isinstance(image, os.PathLike) else image if isinstance(image, str) else otherwise

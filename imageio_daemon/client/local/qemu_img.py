@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What qemu-img is asked, and how an image is named to it and to qemu-nbd."""
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+
+from ...image.image_opts import image_opts
+from ..errors import LocalError
+from .archive import Member
+from .layers import whole_sectors
+
+log = logging.getLogger(__name__)
+
+
+def run_qemu_img(*arguments: str) -> str:
+    """Run qemu-img and return its standard output. Raises LocalError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell
+            ["qemu-img", *arguments],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+        )
+    except OSError as e:
+        raise LocalError(f"can't run qemu-img, which other formats than raw need: {e.strerror}") from e
+    if done.returncode != 0:
+        raise LocalError(f"qemu-img {arguments[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def arguments_for(
+    path: Path, format_name: str, member: Member | None = None, *, compress: bool = False, shared: bool = False
+) -> list[str]:
+    # An absolute path: qemu may take a relative one for a URL.
+    name = str(path.absolute())
+    if member is None and not compress and not shared:
+        return [f"--format={format_name}", "--", name]
+    file: dict[str, object] = {"driver": "host_device" if path.is_block_device() else "file", "filename": name}
+    if member is not None:
+        # qemu takes whole sectors, and tar's blocks are as large.
+        file = {"driver": "raw", "offset": member.offset, "size": whole_sectors(member.size), "file": file}
+    image: dict[str, object] = {"driver": format_name, "file": file}
+    if shared:
+        image |= {"read-only": True, "force-share": True}
+    return ["--image-opts", "--", image_opts({"driver": "compress", "file": image} if compress else image)]
+
+
+def tells_changes(path: Path, format_name: str, member: Member | None, bitmap: str) -> bool:
+    """Tell whether a bitmap of an image has all its changes, and log why not. Raises LocalError.
+
+    qemu-nbd would take one of a file below the image, too, where it has nothing of what was written above. Only of one
+    with the flag "auto" does the format say that it has what any program has written (qemu, docs/interop/qcow2.rst).
+    """
+    told = json.loads(run_qemu_img("info", "--output=json", *arguments_for(path, format_name, member, shared=True)))
+    bitmaps = told.get("format-specific", {}).get("data", {}).get("bitmaps", [])
+    flags = next((found["flags"] for found in bitmaps if found["name"] == bitmap), None)
+    if flags is None:
+        log.warning("%s has no bitmap %s: nobody knows what has changed", path, bitmap)
+    elif "in-use" in flags or "auto" not in flags:
+        why = "is in use, or was left so by a crash" if "in-use" in flags else "is disabled"
+        log.warning("the bitmap %s of %s %s: it does not tell what has changed", bitmap, path, why)
+    else:
+        return True
+    return False
