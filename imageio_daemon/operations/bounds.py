@@ -14,7 +14,7 @@ def readable_size(transfer: Transfer, backend: Backend) -> int:
 
 
 def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
-    """Raise OutOfRange unless the image has the bytes, or can grow. offset, length: in bytes."""
+    """Raise OutOfRange unless the image has the bytes, or can grow. `offset` and `length` are in bytes."""
     if transfer.covered:
         return  # the caller has compared the range with the size of the ticket
     info = backend.info

@@ -20,14 +20,14 @@ from .bounds import readable_size
 from .hashing import BUFFER, Hashing, hash_blocks
 from .operations import running
 
-#: Most blocks with data, and runs of zero blocks between them, whose digests were not added yet.
+#: Most blocks with data, and runs of zero blocks between them, whose digests are not in the total yet.
 MAX_PENDING = 256
-#: Buffers beside those that are being hashed: they are read into meanwhile.
+#: Buffers to read into while others are being hashed.
 AHEAD = 2
 
 
 class WantedChecksum(NamedTuple):
-    """What is to be hashed, and how. block_size, offset, length: in bytes; length None: to the end of the image."""
+    """What to hash, and how. Sizes are in bytes. Without a `length`, the range ends with the image."""
 
     algorithm: str
     block_size: int
@@ -36,7 +36,7 @@ class WantedChecksum(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Consecutive blocks of one digest; `length` of each in bytes. zero: they read as zeros."""
+    """Consecutive blocks with the same digest. Each has `length` bytes. `zero` tells whether they read as zeros."""
 
     number: int
     length: int
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     zero: bool
 
 
-#: Is told of all blocks, in order.
+#: A function that gets all blocks, in order.
 Tell = Callable[[Blocks], Awaitable[None]]
 
 
@@ -58,8 +58,8 @@ async def checksum(
 ) -> int:
     """Add the digests of the blocks of a range to the total, in order, and return how many bytes were hashed.
 
-    Blocks begin at the offset of the range. tell: is told of each; blocks of data that are zeros count as zeros then.
-    Raises OutOfRange, Forbidden, Canceled, Unavailable, StorageError, and what tell raises.
+    Blocks begin at the offset of the range. With `tell`, pass all blocks to it, and data that is all zeros as zero
+    blocks. Raises OutOfRange, Forbidden, Canceled, Unavailable, StorageError, and what `tell` raises.
     """
     offset = wanted.offset
     transfer.ticket.require_range(offset, wanted.length or 0)
@@ -87,7 +87,7 @@ async def checksum(
 
 
 def _inside(size: int, offset: int, length: int | None) -> int:
-    """Return the length of a range of an image, which has size bytes. Raises OutOfRange."""
+    """Return the length of a range of an image of `size` bytes. Raises OutOfRange."""
     if offset + (length or 1) > size and (offset or length):
         raise OutOfRange(f"Requested range is outside of the image's {size} bytes", size)
     return size - offset if length is None else length
@@ -102,7 +102,7 @@ class _Group:
 
 
 class _Checksum:
-    """Hash a group of blocks in each buffer at a time, and add the digests in the order of the blocks."""
+    """Hash one group of blocks at a time in each buffer, and add the digests in the order of the blocks."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Checksum:
         self._pending: deque[tuple[_Group, int] | ZeroBlocks] = deque()
 
     async def add(self, block: DataBlock | ZeroBlocks) -> None:
-        """Start to hash a block, or wait for others like it. Waits while all buffers are in use."""
+        """Start to hash a block, or keep it until its group is full. Waits while all buffers are in use."""
         if isinstance(block, ZeroBlocks):
             self._pending.append(block)
         else:
@@ -172,7 +172,7 @@ class _Checksum:
         first = self._pending[0]
         if isinstance(first, ZeroBlocks):
             digest = await self._zero_digest(first.length)
-            for done in range(0, first.number, ZERO_BATCH):  # a hole of 8 EiB has 10^13 blocks: others have turns
+            for done in range(0, first.number, ZERO_BATCH):  # others need turns: 8 EiB have 10^13 blocks
                 count = min(ZERO_BATCH, first.number - done)
                 await self._hashing.run(partial(self._total.add, digest, count), len(digest) * count)
             found = Blocks(first.number, first.length, digest, zero=True)
@@ -181,7 +181,7 @@ class _Checksum:
             task = group.task or await self._start()
             digest, length = (await task)[index], group.blocks[index].length
             self._total.add(digest)
-            # Storage may not tell that they are zeros: what is told shall be of the content alone.
+            # Storage may report zeros as data. What tell() gets should depend on the content alone.
             is_zero = self._tell is not None and digest == await self._zero_digest(length)
             found = Blocks(1, length, digest, is_zero)
         self._pending.popleft()

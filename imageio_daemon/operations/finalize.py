@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The finalize operation: flush an image, compare its checksum, and let nothing change it through the ticket any more.
+"""The finalize operation: flush an image, compare its checksum, and make its ticket read-only.
 
-A verification is no request: it goes on when its client has left, and ends with the transfer.
+A verification does not depend on its request. It goes on when the client has left, and ends with the transfer.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from . import operations
 from .checksum import WantedChecksum, checksum
 from .hashing import Hashing
 
-#: Seconds after which the answer to a finalize does not wait for the result. Proxies give up after 60 s.
+#: Seconds that the answer to a finalize waits for the result. Proxies give up after 60 s.
 ANSWER_TIMEOUT = 30.0
 
 
 class ExpectedImage(NamedTuple):
-    """What the client says the image is. block_size: in bytes. checksum: in lower-case hexadecimal.
+    """The image as the client expects it. `block_size` is in bytes, and `checksum` in lower-case hexadecimal.
 
-    blocks: the raw digests of all blocks; empty: not told.
+    `blocks` has the raw digests of all blocks, or is empty if the client does not send them.
     """
 
     algorithm: str
@@ -35,19 +35,19 @@ class ExpectedImage(NamedTuple):
 
     @property
     def shown(self) -> dict[str, object]:
-        """Return what identifies it, for JSON."""
+        """Return what identifies the expected checksum, for JSON."""
         return {"algorithm": self.algorithm, "block_size": self.block_size, "checksum": self.checksum}
 
 
 class ComparedDigest(Total):
-    """The digest of an image, and the blocks that are not what they should be."""
+    """The digest of an image, and the numbers of blocks that are not as expected."""
 
     def __init__(self, expected: ExpectedImage) -> None:
         super().__init__(expected.algorithm)
         self._blocks = expected.blocks
         #: The number of blocks so far.
         self.count = 0
-        #: The numbers of those that differ, as far as it is known which blocks are expected.
+        #: The numbers of blocks that differ. Empty if the client has not sent the digests of blocks.
         self.mismatch: list[int] = []
 
     def add(self, digest: bytes, count: int = 1) -> None:
@@ -64,15 +64,15 @@ class ComparedDigest(Total):
 
 
 class Verification:
-    """A comparison that runs or has ended. size: of the image, in bytes."""
+    """A comparison that runs or has ended. `size` is the size of the image, in bytes."""
 
     def __init__(self, expected: ExpectedImage, size: int) -> None:
         self.expected = expected._replace(blocks=())
         self.size = size
         self.comparison = ComparedDigest(expected)
-        #: The report for the client when the image has been read. An exception if it could not be read.
+        #: The report for the client, after the image was read, or an exception if it could not be read.
         self.report: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self.report.add_done_callback(asyncio.Future.exception)  # retrieved: nobody may wait for it
+        self.report.add_done_callback(asyncio.Future.exception)  # otherwise asyncio logs one for which nobody waits
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -89,19 +89,19 @@ class Finalizer:
         self._buffers = buffers
         self._hashing = hashing
         self._last: dict[Transfer, Verification] = {}  # an entry ends with its transfer
-        self._images: dict[object, asyncio.Event] = {}  # those that are being read
+        self._images: dict[object, asyncio.Event] = {}  # images that are being read, and the end of each
 
     def last(self, transfer: Transfer) -> Verification | None:
-        """Return the verification of a transfer that runs, or the last one; None: there was none in this process."""
+        """Return the running or last verification of a transfer, or None if this process has had none."""
         return self._last.get(transfer)
 
     async def finalize(self, transfer: Transfer, expected: ExpectedImage) -> dict[str, object] | None:
-        """Verify an image, and return the report; None: it takes longer than ANSWER_TIMEOUT, and goes on.
+        """Verify an image, and return the report, or None if this takes longer than ANSWER_TIMEOUT. It goes on then.
 
-        The report has "mismatch" if the image is not what is expected; then it may be written again. Otherwise the
-        ticket is read-only from now on, and so kept. An equal call gets the same report. Raises InUse while another
-        checksum is being compared, or if the image is finalized with another one; Forbidden, Canceled, Unavailable,
-        CannotFlush, StorageError.
+        The report has "mismatch" if the image is not as expected. Then it may be written again. Otherwise the ticket is
+        read-only from now on, and is kept as such. An equal call, while this runs or after it has succeeded, gets the
+        same report. Raises InUse while another checksum is being compared, or if the image is finalized with another
+        one. Also raises Forbidden, Canceled, Unavailable, CannotFlush, StorageError.
         """
         report: dict[str, object] | None = transfer.kept_state.get(FINALIZED)
         if report is None:
@@ -114,7 +114,7 @@ class Finalizer:
         return report
 
     def _begin(self, transfer: Transfer, expected: ExpectedImage) -> Verification:
-        """Start a verification, or return the equal one that runs. Raises InUse, Forbidden."""
+        """Start a verification, or return the running one if it is equal. Raises InUse, Forbidden."""
         running = self._last.get(transfer)
         if running is not None and not running.report.done():
             if running.expected != expected._replace(blocks=()):
@@ -141,7 +141,7 @@ class Finalizer:
             verification.report.set_result(report)
 
     async def _verify(self, transfer: Transfer, verification: Verification, quiet: asyncio.Event) -> dict[str, object]:
-        """Verify an image that nothing begins to change; quiet: when nothing changes it any more."""
+        """Verify an image. No new change of it can begin, and `quiet` is set when all earlier changes have ended."""
         expected, comparison, seal = verification.expected, verification.comparison, transfer.permission.seal
         try:
             await quiet.wait()
@@ -164,7 +164,7 @@ class Finalizer:
 
     @asynccontextmanager
     async def _turn(self, transfer: Transfer) -> AsyncIterator[None]:
-        """Run the block when no other verification reads the image, through any ticket."""
+        """Run the block when no other verification reads the image through any ticket."""
         backend = transfer.opened
         image = None if backend is None else backend.info.identity
         key = image or transfer.ticket.url

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hash blocks of an image: read pieces of them into a buffer, and hash these in threads of their own."""
+"""Hash blocks of an image: read pieces of the blocks into a buffer, and hash the pieces in separate threads."""
 
 import asyncio
 import os
@@ -38,9 +38,9 @@ class Hashing:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hash")
 
     async def run(self, function: Callable[[], None], size: int, buffer: Buffer | None = None) -> None:
-        """Call a function in a thread, or here if it hashes at most SMALL bytes.
+        """Call a function in a thread, or on the loop if it hashes at most SMALL bytes.
 
-        The buffer is retained until it returns, even if the task is cancelled.
+        This retains the buffer until the function returns, even if the task is cancelled.
         """
         if size <= SMALL:
             function()
@@ -60,9 +60,9 @@ class Hashing:
 async def hash_blocks(
     backend: Backend, op: Operation, hashing: Hashing, algorithm: str, blocks: Sequence[DataBlock], buffer: Buffer
 ) -> list[bytes]:
-    """Return the raw digests of blocks of one length, as many as are hashed together, through memory of the buffer.
+    """Read blocks of one length into the buffer piece by piece, hash them together, and return their raw digests.
 
-    Raises Canceled, StorageError.
+    Pass at most lanes_of(algorithm) blocks. Raises Canceled, StorageError.
     """
     digests = new_digests(algorithm)
     size, most = blocks[0].length, min(buffer.size, BUFFER) // digests.lanes
@@ -79,7 +79,7 @@ async def hash_blocks(
 
 
 class _PieceBuffer(NamedTuple):
-    """The place of a piece in a buffer, from byte `inside`, and in the image, from byte `start`."""
+    """A piece, which begins at byte `inside` of the buffer and at byte `start` of the image."""
 
     backend: Backend
     op: Operation
@@ -89,7 +89,7 @@ class _PieceBuffer(NamedTuple):
     length: int
 
     async def fill(self, pieces: Pieces) -> Piece:
-        """Read the data of the piece, and fill the rest with zeros. None: the piece is all zeros."""
+        """Read the data of the piece, and fill the rest with zeros. Return None if the piece is all zeros."""
         end = self.start + self.length
         runs = pieces.take(self.start, end)
         if not runs:

@@ -21,21 +21,21 @@ from ..transfers.ticket import Access, Ticket
 
 
 class Opener:
-    """Open the images of tickets. Loads the certificates for other servers. Raises ConfigError if it cannot."""
+    """Open the images of tickets. Raises ConfigError if the certificates for other servers cannot be loaded."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         nbd = config.backend_nbd
-        #: With which requests for images of other servers are passed on.
+        #: The TLS context for requests that are passed on to other servers.
         self.peer_tls = tls_contexts.client_context(config.backend_http.ca_file or config.tls.ca_file)
         self._nbd_tls = tls_contexts.client_tls(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
 
     def why_no_formats(self) -> str:
-        """Return why no ticket with a format can be opened, if [backend_nbd] allowed_paths expects some; else ""."""
+        """Return why tickets with a format cannot be opened, or "" if they can, or if allowed_paths is empty."""
         return self._why_no_qemu() if self._config.backend_nbd.allowed_paths else ""
 
     def why_no_ceph(self) -> str:
-        """Return why no image on Ceph can be opened, if [backend_rbd] allowed_pools expects some; else ""."""
+        """Return why images on Ceph cannot be opened, or "" if they can, or if allowed_pools is empty."""
         ceph = self._config.backend_rbd
         if not ceph.allowed_pools:
             return ""
@@ -70,7 +70,7 @@ class Opener:
             if ticket.format == "qcow2" and self._config.backend_file.qcow2 == "native":
                 try:
                     return await _open_native(engine, image, writable=writable)
-                except NotNative:  # told, and counted
+                except NotNative:  # fall_back() has logged and counted it
                     pass
             return await ManagedBackend.start(
                 engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
@@ -82,7 +82,7 @@ class Opener:
         return await FileBackend.open(engine, ticket.path, writable=writable, shared=shared)
 
     async def identify(self, engine: Engine, ticket: Ticket) -> object:
-        """Return the identity of a ticket's image (BackendInfo.identity); None: it is unknown."""
+        """Return the identity of a ticket's image (BackendInfo.identity), or None if it is unknown."""
         if not ticket.path.startswith("/"):
             return None  # the image is on another server
         try:
@@ -90,12 +90,12 @@ class Opener:
             identity = backend.info.identity
             await backend.close()
         except Error:
-            return None  # it does not exist or cannot be opened: it has no identity
+            return None  # the image does not exist or cannot be opened
         return identity
 
 
 async def _open_native(engine: Engine, image: QemuImage, *, writable: bool) -> Backend:
-    """Open an image by the engine. Raises NotNative and Error."""
+    """Open a qcow2 image without qemu-nbd, in the engine. Raises NotNative and Error."""
     found = await in_thread(
         lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
     )

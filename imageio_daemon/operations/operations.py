@@ -2,7 +2,7 @@
 """The operations on images. All requests that Python serves go through them from the frontends to storage.
 
 An operation checks its range, is tracked by its transfer, and ends if the transfer is cancelled. Operations know
-neither HTTP nor NBD nor files, and move no bytes: lanes do. The caller has authorised the access.
+neither HTTP nor NBD nor files. They move no bytes, which is the work of lanes. The caller has to authorise the access.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ..transfers.transfer import Transfer
 from .bounds import readable_size, require_room
 from .peers import Peer
 
-#: Extents that are told at a time.
+#: Extents that durable() passes to its consumer at a time.
 DURABLE_BATCH = 4096
 
 
@@ -53,7 +53,7 @@ async def tracked(
     """Run the block as an operation of the transfer. Cancelling the transfer ends any wait in the block.
 
     An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
-    kind, part: see Transfer.begin(). Raises Forbidden, Canceled.
+    Transfer.begin() explains `kind` and `part`. Raises Forbidden, Canceled.
     """
     with transfer.track(access, offset, length, kind=kind, part=part) as op:
         try:
@@ -67,10 +67,10 @@ async def tracked(
 
 
 async def open_image(transfer: Transfer, request: RequestActivity) -> None:
-    """Open the image of a transfer for a request that goes on elsewhere, which counts it, and its failure.
+    """Open the image of a transfer for a request, before the operation that counts the request and its failure.
 
-    During the wait the ticket is active. A cancel of the transfer ends the wait, and its end renews the ticket. Raises
-    Forbidden, Canceled, StorageError.
+    The ticket is active during this. A cancel of the transfer ends the wait, and the end of the wait renews the ticket.
+    Raises Forbidden, Canceled, StorageError.
     """
     begin(request)
     with transfer.track(None, part=True) as op:
@@ -103,8 +103,8 @@ async def zero(
 ) -> ZeroMethod:
     """Make the range read as zeros by the fastest method that the ticket allows, and return the method.
 
-    flush: the zeros are on stable storage at the end. fast_only: raise NotFast if zeroing needs data I/O. allocate: the
-    range stays provisioned; without it, it does so unless the ticket is sparse. peer: the client, which must be
+    With `flush`, the zeros are on stable storage at the end. With `fast_only`, raises NotFast if zeroing needs data
+    I/O. The range stays provisioned with `allocate`, and with tickets that are not sparse. The client `peer` must be
     connected just before the change begins. Raises PeerGone, OutOfRange, Forbidden, Canceled, CannotFlush,
     StorageError.
     """
@@ -125,7 +125,7 @@ async def zero(
 
 
 async def flush(transfer: Transfer) -> None:
-    """Put all changes that were answered before on stable storage.
+    """Put all changes whose requests were answered before on stable storage.
 
     Raises Forbidden, Canceled, CannotFlush, StorageError.
     """
@@ -134,7 +134,7 @@ async def flush(transfer: Transfer) -> None:
 
 
 async def info(transfer: Transfer) -> BackendInfo:
-    """Return the properties of the image. Storage is asked for its size again, which other programs may have changed.
+    """Return the properties of the image. Ask storage for the size again: other programs may have changed it.
 
     Raises Forbidden, Canceled, StorageError.
     """
@@ -144,27 +144,30 @@ async def info(transfer: Transfer) -> BackendInfo:
 
 
 async def available(transfer: Transfer) -> int | None:
-    """Return how many bytes of data the image may have, as a part of a request; None: not known.
+    """Return how many bytes of data the image may have, or None if that is not known.
 
-    Raises Forbidden, Canceled, StorageError.
+    Call this as a part of a request. Raises Forbidden, Canceled, StorageError.
     """
     async with running(transfer, None, part=True) as (op, backend):
         return await backend.available(op)
 
 
 async def reads_zero(transfer: Transfer) -> bool:
-    """Tell whether the whole image is known to read as zeros, and to be unchanged, as a part of a request.
+    """Tell whether the whole image is known to read as zeros, and to be unchanged.
 
-    Raises Forbidden, Canceled, StorageError.
+    Call this as a part of a request. Raises Forbidden, Canceled, StorageError.
     """
     async with running(transfer, None, part=True) as (op, backend):
         return await backend.reads_zero(op)
 
 
 async def size(transfer: Transfer, *, part: bool = False) -> int:
-    """Return how many bytes can be read now. part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError."""
+    """Return how many bytes can be read now.
+
+    Transfer.begin() explains `part`. Raises Forbidden, Canceled, StorageError.
+    """
     backend = transfer.opened
-    # Images only grow, and requests end at the ticket's size. If the image has reached it, storage need not be asked.
+    # Images only grow, and requests end at the ticket's size. No need to ask storage if the image has reached it.
     if part and backend is not None and readable_size(transfer, backend) == transfer.ticket.size:
         return transfer.ticket.size
     async with running(transfer, None, part=part) as (op, backend):
@@ -187,9 +190,9 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
 
 
 async def durable(transfer: Transfer, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
-    """Pass the extents of the image to the consumer by what is durable, list by list.
+    """Pass extents that show what is durable to the consumer, list by list.
 
-    Raises NotFound: there is no record; Forbidden, Canceled, StorageError.
+    Raises NotFound if there is no record. Also raises Forbidden, Canceled, StorageError.
     """
     async with running(transfer, None) as (op, backend):
         record = transfer.record
@@ -239,4 +242,4 @@ def _expire(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
     try:
         deadline.reschedule(loop.time())
     except RuntimeError:
-        return  # it was cancelled before
+        return  # the operation was cancelled before
