@@ -26,12 +26,13 @@ _METHODS = {lib.IOU_READ: "GET", lib.IOU_WRITE: "PUT", lib.IOU_ZERO: "PATCH", li
 
 @dataclass(frozen=True)
 class Instruction:
-    """A request that was decided: C moves its bytes, and answers.
+    """A request on which Python has decided. C moves its bytes, and answers it.
 
-    writes: it is a PUT; otherwise a GET. offset: of the first byte in the image. length: bytes of the image; None: as
-    many as come in chunks. body: bytes of a PUT's body as it is sent; None: it comes in chunks. encoded: the body is a
-    frame of zstd. flush: the bytes are on stable storage before the answer. expects: the client waits for 100 Continue.
-    status, answer: of the answer, or of its head, which has DATE once.
+    `writes` is true for a PUT, false for a GET. The range of the image has `length` bytes from `offset`, or as many as
+    come in chunks if `length` is None. The body of a PUT has `body` bytes as it is sent, or comes in chunks if `body`
+    is None. `encoded` tells that it is a frame of zstd. With `flush`, the bytes are on stable storage before the
+    answer. `expects` tells that the client waits for 100 Continue. `status` is the status of the answer, and `answer`
+    the whole of it, or its head, with DATE once.
     """
 
     writes: bool
@@ -45,7 +46,7 @@ class Instruction:
     expects: bool = False
 
     def fill(self, place: Any) -> object:
-        """Fill an iou_instruction. Returns what must be kept alive until C has copied it."""
+        """Fill an iou_instruction. Keep the returned object alive until C has copied the instruction."""
         text = ffi.from_buffer(self.answer)
         place.kind = lib.IOU_WRITE if self.writes else lib.IOU_READ
         place.flags = bits(
@@ -64,12 +65,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class HttpTerms(Terms):
-    """The path of the image, and templates of the answers to requests that succeed.
+    """The path of the image, `target`, and templates of the answers to requests that succeed.
 
-    target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the image,
-    with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, with LENGTH and
-    DATE. generation: the one that `partial` and `whole` are for; 0: any. origin: the lines that replace ORIGIN in each
-    template if the request has an Origin field. instruction: all that the lane does; None: it serves plain requests.
+    `done` is an answer without data, and has DATE. `partial` is the head of an answer with a range of the image, and
+    has FIRST, LAST, LENGTH and DATE, once each. `whole` is the head of an answer with all of the image, and has LENGTH
+    and DATE. `generation` is the generation of the image for which `partial` and `whole` are valid, or 0 for any.
+    `origin` has the lines that replace ORIGIN in each template if the request has an Origin field. With an
+    `instruction`, the lane carries out only that. Without one it serves plain requests.
     """
 
     target: bytes
@@ -102,14 +104,16 @@ class HttpTerms(Terms):
         return int(lib.iou_http_start(lanes, handle, options, result))
 
 
-#: Allocates memory for the rest of the client's bytes. There are seldom any, and clearing the memory would cost most.
+#: Allocates memory for the rest of the client's bytes, and does not clear it. The rest is mostly empty, and clearing
+#: would take the most time.
 _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Asks(NamedTuple):
     """What a request asks of its answer.
 
-    origin: a page of another origin has to be allowed to read it. json: an error as a document, not as a line of text.
+    With `origin`, the answer has to allow pages of another origin to read it. With `json`, an error is a document, not
+    a line of text.
     """
 
     origin: bool = False
@@ -132,11 +136,11 @@ _CHUNK_REFUSALS: dict[int, str] = {
 
 
 def refused_chunk(refusal: int) -> InvalidRequest:
-    """Return the error of a body in chunks whose framing is refused. refusal: an iou_chunks_refusal."""
+    """Return the error of a body in chunks whose framing is refused, for an iou_chunks_refusal."""
     return InvalidRequest(f"Invalid chunk: {_CHUNK_REFUSALS[refusal]}")
 
 
-#: What a lane has no memory for, by the errno.
+#: The errors of lanes that have no memory, by errno.
 _NO_MEMORY: dict[int, Callable[[], Error]] = {
     errno.ENOMEM: partial(Unavailable, "There is no memory for the request now"),
     errno.ENOBUFS: TooManyDecoders,
@@ -148,7 +152,7 @@ def _outside(end: Any) -> Error:
     return OutOfRange(f"Requested range {wanted} is outside of the image's {end.size} bytes", int(end.size))
 
 
-#: The errors of requests that are their own fault, by the reason.
+#: The errors of invalid requests, by the reason of the lane's end.
 _REFUSALS: dict[int, Callable[[Any], Error]] = {
     lib.IOU_HTTP_TRUNCATED: lambda _: Truncated("The request's body is shorter than announced"),
     lib.IOU_HTTP_ENCODING: lambda end: zstd.refused(end.refusal),
@@ -160,10 +164,11 @@ _REFUSALS: dict[int, Callable[[Any], Error]] = {
 class HttpEnd(NamedTuple):
     """The reason why a lane gave its connection back.
 
-    other: the next request is not for a lane. error: the error of a request that failed. asks: what it asks of its
-    answer. unread: bytes of its body that the lane did not take. chunks: an iou_chunks, the state of the reader of a
-    body in chunks that has failed. cut: its answer had begun. broken: the errno of a connection that broke; a request
-    may have failed, too. rest: the bytes that the lane received and did not take.
+    `other` tells that the next request is not for a lane. `error` is the error of a request that failed. Of this
+    request, `asks` is what it asks of its answer, and `unread` the number of body bytes that the lane did not take.
+    `chunks`, an iou_chunks, is the state of the reader if the body came in chunks, and `cut` tells that the answer had
+    begun. `broken` is the errno of a connection that broke. A request may have failed, too. `rest` has the bytes that
+    the lane has received and not used.
     """
 
     other: bool
@@ -212,7 +217,7 @@ class HttpLane(Lane):
         if isinstance(error, StorageError):
             self._failed[kind_name(end.kind)] += 1
         return HttpEnd(
-            # The rest of an idle lane is a part of a head, which may never become complete: Python waits for the rest.
+            # An idle lane has received a part of a head, which may never become complete. Python waits for the rest.
             other=end.reason == lib.IOU_HTTP_OTHER or (end.reason == lib.IOU_HTTP_IDLE and length > 0),
             error=error,
             asks=Asks.of(end),

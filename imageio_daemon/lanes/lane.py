@@ -2,7 +2,7 @@
 """Lanes: connections that C serves, with images on any kind of storage.
 
 Python sets the terms: what requests may do, and how they are answered. Then it hands the socket over to C. Later it
-fetches counters and reports, and frees the lane after its end. Each protocol has a module beside this one.
+fetches counters and reports, and frees the lane after its end. The modules `http` and `nbd` have the protocols.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from .terms import Terms
 
 
 class Lane:
-    """A connection that C serves. Used on the event loop, but for stats, which a thread of Liveness asks for."""
+    """A connection that C serves. Use it on the event loop, except `stats`, which a thread of Liveness reads, too."""
 
     def __init__(self, lanes: Lanes, lease: Lease, bucket: Bucket, service: str, names: Mapping[str, object]) -> None:
         self._lanes = lanes
-        self._lease = lease  # kept alive, as the bucket, while C uses it
+        self._lease = lease  # kept alive while C uses it, as the bucket
         self._bucket = bucket
         self._service = service
         self._names = names
         self._number = 0  # of this lane, in records
         self._operation = Operation()  # its control is shared by all requests of the lane
         self._loop = asyncio.get_running_loop()
-        # C releases the GIL: the thread of Liveness may look at the lane while the loop frees it.
+        # The thread of Liveness may read `stats` while the loop frees the lane, because C releases the GIL.
         self._lock = threading.Lock()
         self._lane: Any = ffi.NULL
         self._refuses = False
@@ -55,11 +55,11 @@ class Lane:
         self._on_end: Callable[[], None] = _nothing
 
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
-        """Serve the socket of this descriptor, by a copy of it.
+        """Serve the socket of this descriptor. The lane gets a copy of the descriptor.
 
-        backend: a LaneImage. rest: bytes that were received already, at most MAX_STAGED. tls: of the connection; only
-        the lane uses it until its end. Raises StorageError if C cannot start the lane, Canceled if the image is closed,
-        OSError.
+        The backend has to be a LaneImage. `rest` has the bytes that were received already, at most MAX_STAGED. If the
+        connection has TLS, pass it as `tls`. Only the lane uses it until its end. Raises StorageError if C cannot start
+        the lane, Canceled if the image is closed, and OSError.
         """
         if not isinstance(backend, LaneImage):
             raise TypeError("no lane for this image")
@@ -104,21 +104,21 @@ class Lane:
         return result[0]
 
     def watch(self, on_event: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Call on_event when there are counts to fetch, and on_end once, after the end and before the lane is freed."""
+        """Call `on_event` when there are counts to fetch, and `on_end` once, between the lane's end and its release."""
         self._on_event, self._on_end = on_event, on_end
         self._loop.add_reader(lib.iou_lane_fd(self._lane), self._look)
 
-    # Its end
+    # The end of the lane
 
     def refuse(self) -> None:
-        """Begin no more requests, and end when none runs. A lane that has not started ends as soon as it has."""
+        """Begin no more requests, and end when none runs. If the lane has not started yet, end it after its start."""
         with self._lock:
             self._refuses = True
             if self._lane:
                 lib.iou_lane_refuse(self._lane)
 
     def leave(self) -> None:
-        """Read no more requests, and end when those that have begun are answered. Others get no answer. For NBD."""
+        """Read no more requests, and end when all that have begun are answered. Others get no answer. For NBD."""
         with self._lock:
             if self._lane:
                 lib.iou_lane_leave(self._lane)
@@ -128,29 +128,29 @@ class Lane:
         self._operation.cancel()
 
     def abort(self) -> None:
-        """Close the connection now. The lane ends after the operations that run in storage have ended by themselves."""
+        """Close the connection now. The lane ends when the operations in storage have ended by themselves."""
         with self._lock:
             if self._lane:
                 lib.iou_lane_abort(self._lane)
 
-    # What it did
+    # Counters and what runs
 
     @property
     def stats(self) -> Any:
-        """Return the counters, an iou_lane_stats: of now, or of the end if the lane has ended."""
+        """Return the counters, an iou_lane_stats. After the lane's end they are the final ones."""
         with self._lock:
             if self._lane:
                 self._fetch_stats()
             return self._stats
 
     def _fetch_stats(self) -> None:
-        """Fetch the counters. Called with the lock."""
+        """Fetch the counters. Call this with the lock held."""
         self._stats = ffi.new("iou_lane_stats *")
         lib.iou_lane_get_stats(self._lane, self._stats)
 
     @property
     def running(self) -> int:
-        """Return how many operations run in storage; 1 if only a request runs."""
+        """Return how many operations run in storage, or 1 if a request runs without any."""
         return int(self.stats.running)
 
     @property
@@ -160,7 +160,7 @@ class Lane:
 
     @property
     def waiting(self) -> WaitingOperation | None:
-        """Return the operation that has run longest in storage, with the seconds since its start; None: none runs."""
+        """Return the operation that has run longest in storage, with the seconds since its start, or None."""
         record = ffi.new("iou_running *")
         with self._lock:
             if not self._lane or lib.iou_lane_slowest(self._lane, record) != 1:
@@ -168,7 +168,7 @@ class Lane:
         return WaitingOperation(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
 
     def doing(self) -> Doing | None:
-        """Return the request that has run longest; None: none runs."""
+        """Return the request that has run longest, or None if no request runs."""
         record = ffi.new("iou_record *")
         with self._lock:
             if not self._lane or lib.iou_lane_oldest(self._lane, record) != 1:
@@ -178,21 +178,21 @@ class Lane:
 
     @staticmethod
     def operation(record: Any) -> str:
-        """Return the name of what a request does. record: an iou_record."""
+        """Return the name of the operation of a request, given its iou_record."""
         raise NotImplementedError
 
     @property
     def done(self) -> int:
-        """Return the number of bytes done so far, zeroed ones, too."""
+        """Return the number of bytes done so far, including zeroed ones."""
         return self._operation.done
 
     def served(self) -> Count:
-        """Return the requests and bytes so far, without `rest` of start(), which Python has received and counted."""
+        """Return the requests and bytes so far, without `rest` of start(): Python has received and counted that."""
         stats = self.stats
         return Count(stats.requests, stats.received, stats.sent, failed=int(stats.failed))
 
     def totals(self) -> Totals:
-        """Return what storage has done in operations that have ended, and those that failed and were reported."""
+        """Return what the operations that have ended did in storage, and how many failures were reported."""
         stats = self.stats
         zeroed: Counter[ZeroMethod] = Counter()
         for method in METHODS:
@@ -201,19 +201,19 @@ class Lane:
         return Totals(stats.read, stats.written, zeroed, self._failed.copy())
 
     def counted(self) -> list[tuple[int, int]]:
-        """Return the ranges, (start, end) in bytes, that were transferred since the last call. Empty after the end."""
+        """Return the (start, end) ranges that were transferred since the last call; none after the lane's end."""
         with self._lock:
             if not self._lane:
                 return []
             self._fetch_stats()
-            most = self._stats.ranges  # the next call gets ranges that are added now
+            most = self._stats.ranges  # C may add more now, which the next call returns
             ranges = ffi.new("iou_range[]", most)
             count = lib.iou_lane_counted(self._lane, ranges, most)
             return [(r.start, r.end) for r in ranges[0:count]]
 
     @staticmethod
     def describe(record: Any) -> dict[str, object]:
-        """Return the fields of a request's log line. record: an iou_record."""
+        """Return the fields of a request's log line, given its iou_record."""
         raise NotImplementedError
 
     # Events
@@ -224,7 +224,7 @@ class Lane:
         try:
             self._on_event()
         finally:
-            if ended:  # there are no further events
+            if ended:  # no event follows
                 self._reports.tell(self.stats.reports_lost)  # reports from before the end
                 self._end()
 
@@ -252,5 +252,5 @@ def _nothing() -> None:
 
 
 def error_of(stats: Any) -> str | None:
-    """Return the name of the errno with which a lane ended; None if it ended in order."""
+    """Return the name of the errno with which a lane ended, or None if it ended in order."""
     return errno.errorcode.get(stats.error)

@@ -21,7 +21,7 @@ class LaneImage(Protocol):
         ...
 
     def explain(self, end: Any) -> Error | None:
-        """Return the error of a failed operation, or None if the numbers of C say all of it.
+        """Return the error of a failed operation, or None if the backend knows no more than the numbers of C.
 
         `end` is the structure of C with `error`, `syscall` and `size`.
         """

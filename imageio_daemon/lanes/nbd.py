@@ -22,9 +22,9 @@ _COMMANDS = {command.value: command.name for command in Command}
 class NbdTerms(Terms):
     """The results of the negotiation.
 
-    contexts: ids of those that were selected: 1 is base:allocation, 2 the first bitmap of the image, and so on. errors:
-    the NBD error for each errno; EIO for all others. structured, extended: the kinds of replies. can_flush: FLUSH and
-    FUA are offered. reply: bytes that the lane sends first.
+    `contexts` has the ids of the selected contexts: 1 is base:allocation, 2 the first bitmap of the image, and so on.
+    `errors` has the NBD error for each errno. All others become EIO. `structured` and `extended` choose the kind of
+    replies. `can_flush` tells that the server offers FLUSH and FUA. The lane sends `reply` first.
     """
 
     contexts: Sequence[int]
@@ -62,11 +62,11 @@ class NbdTerms(Terms):
 
 
 def _tells(context: int) -> int:
-    """Return what a context tells: iou_extent_flag."""
+    """Return the iou_extent_flag that a context shows."""
     return int(lib.IOU_EXTENT_ZERO if context == 1 else lib.IOU_EXTENT_DIRTY << (context - 2))
 
 
-#: What other services call these operations.
+#: The names of operations that have the same name in all services. Others have their names in NBD.
 _OPERATIONS = {Command.WRITE_ZEROES: Kind.ZERO, Command.BLOCK_STATUS: Kind.EXTENTS}
 
 
@@ -75,7 +75,7 @@ class NbdLane(Lane):
 
     @staticmethod
     def operation(record: Any) -> str:
-        """Return the name of what a request does."""
+        """Return the name of the operation of a request."""
         return _OPERATIONS.get(record.kind, _COMMANDS.get(record.kind, "unknown").lower())
 
     @staticmethod

@@ -8,7 +8,7 @@ from ioutil_ext import lib
 
 
 class WaitingConnection:
-    """A connection that waits for a place. granted: called once, when the connection has the place."""
+    """A connection that waits for a place. Places calls `granted` once, when the connection gets the place."""
 
     def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
         self.owner = owner
@@ -18,9 +18,9 @@ class WaitingConnection:
 class Places:
     """Give out places, never more than `most`.
 
-    An owner is the transfer that a connection is for. An owner without a place may take any, and others by the rule of
-    iou_may_have(), so some are always left for others. Owners that wait take turns. recall: called with 1 when one more
-    connection waits and with 0 when the queue is empty again.
+    The owner of a connection is its transfer. An owner without a place may take the last one. Others need the consent
+    of iou_may_have(), which always leaves some places for new owners. Owners that wait take turns. Places calls
+    recall(1) when one more connection waits, and recall(0) when the queue is empty again.
     """
 
     def __init__(self, most: int, recall: Callable[[int], object]) -> None:
@@ -62,7 +62,7 @@ class Places:
         return waiting
 
     def abandon(self, waiting: WaitingConnection) -> bool:
-        """Remove a connection from the queue. False: its place was granted, and the caller must leave() it."""
+        """Remove a connection from the queue. Return False if it has got a place, which the caller must leave()."""
         others = self._waiting.get(waiting.owner, ())
         if waiting not in others:
             return False

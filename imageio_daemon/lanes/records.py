@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request log of lanes. C keeps a record of each slow request, and of all while the level of the log includes them.
+"""The request log of lanes. C keeps records of slow requests, or of all requests if the level of the log includes them.
 
-Python reads the records at intervals, so a lane does not wake a thread of Python. C counts the records that find no
-room.
+Python reads the records at intervals, so a lane does not wake a thread of Python. C counts the records for which it has
+no room.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ..runtime.request_activity import Wait
 PERIOD = 0.02
 #: Seconds between two reads, and checks of the log's level, while it does not include all requests.
 LOOK = 1.0
-#: Most seconds that one read keeps its loop busy, and seconds of the pause before the next read if records are left.
+#: Most seconds that one read keeps the event loop busy, and the pause before the next read if records are left.
 MOST = 0.01
 #: Records that one call of C returns at most. Logging a line takes 45 us on a busy machine.
 BATCH = 64
@@ -40,12 +40,12 @@ WAITS = {
 
 
 def waited(record: Any) -> dict[str, float]:
-    """Return the seconds of a request in which it waited, by what for. record: an iou_record."""
+    """Return for how many seconds a request has waited, by what it waited for. Pass its iou_record."""
     return {name: record.waited[kind] / 1e9 for kind, name in WAITS.items()}
 
 
 class _Known(NamedTuple):
-    """A lane. names: the first fields of its log lines; describe: returns the other fields for a record."""
+    """A lane. Its log lines have the fields `names`, and then those that `describe` returns for a record."""
 
     names: Mapping[str, object]
     describe: Describe
@@ -83,7 +83,7 @@ class Records:
             told_all = self.tell(MOST)
 
     def tell(self, seconds: float = math.inf) -> bool:
-        """Log the records that C has, for at most so many seconds. Return whether all were logged."""
+        """Log the records that C has, for at most this many seconds. Return whether all were logged."""
         until = time.monotonic() + seconds
         count = BATCH
         while count == BATCH:
@@ -97,7 +97,7 @@ class Records:
         return bool(count < BATCH)
 
     def follow(self) -> bool:
-        """Make C record the requests that are logged: all if the level includes them. Return whether it does."""
+        """Make C record all requests if the log's level includes them, otherwise slow ones. Return whether it does."""
         wanted = request_log.wanted()
         lib.iou_records_want(self._lanes, 0 if wanted else int(request_log.SLOW * 1e9))
         return wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane reports of its operations, for the log."""
+"""The reports of a lane on its operations, for the log."""
 
 import logging
 from collections import Counter
@@ -17,14 +17,15 @@ log = logging.getLogger(__name__)
 class Reports:
     """Log operations that failed, were slow or gave up a method of zeroing.
 
-    lane: the iou_lane of C. failed: counts the operations that failed, by kind; by "" those whose reports were lost.
+    `lane` is the iou_lane of C. `failed` counts the operations that failed, by kind. Under "" it counts the operations
+    whose reports were lost.
     """
 
     def __init__(self, lane: Any, image: LaneImage, failed: Counter[str]) -> None:
         self._lane = lane
         self._image = image
         self._failed = failed
-        self._lost = 0  # reports that were lost, as far as their number was logged
+        self._lost = 0  # number of lost reports that was logged
 
     @property
     def name(self) -> str:
@@ -32,7 +33,7 @@ class Reports:
         return self._image.name
 
     def tell(self, lost: int) -> None:
-        """Fetch and log the reports. lost: the number of those that C has dropped."""
+        """Fetch and log the reports. C has dropped `lost` reports so far."""
         most = count = lib.IOU_LANE_REPORTS
         reports = ffi.new("iou_lane_report[]", most)
         while count == most:
@@ -45,7 +46,7 @@ class Reports:
             self._lost = lost
 
     def explain(self, end: Any) -> Error | None:
-        """Return the error of a failed operation, or None if the numbers of C say all of it."""
+        """Return the error of a failed operation, or None if the backend knows no more than the numbers of C."""
         return self._image.explain(end)
 
     def _tell(self, report: Any) -> None:

@@ -17,9 +17,9 @@ from .records import Records
 
 #: The least memory of all lanes together, in bytes.
 MIN_LANE_MEMORY: int = lib.IOU_LANES_MIN_MEMORY
-#: Most bytes that a lane takes with its connection, in each direction: received already, or still to be sent.
+#: Most bytes that a lane takes over with its connection: those received already, and the same for those to be sent.
 MAX_STAGED: int = lib.IOU_LANE_MAX_STAGED
-#: Most lanes at a time of HTTP, whose connections come and go, and of each other protocol. A lane has a thread or more.
+#: Most lanes at a time of HTTP, whose connections come and go, and of each other protocol. Each has a thread or more.
 HTTP_LANES = 1024
 MAX_LANES = 256
 
@@ -30,7 +30,7 @@ _Kind = Callable[["Lanes", Lease, Bucket, str, Mapping[str, object]], _AnyLane]
 
 
 class LaneMemory(NamedTuple):
-    """Memory for data of all lanes, in bytes: the limit, and what is in use. waiting: tickets that wait for some."""
+    """The memory for data of all lanes, in bytes, and how many tickets wait for some."""
 
     limit: int
     used: int
@@ -40,7 +40,7 @@ class LaneMemory(NamedTuple):
 class Lanes:
     """The memory, limits and counters that all lanes share.
 
-    memory: bytes, at least MIN_LANE_MEMORY. served: counts requests and bytes by service.
+    `memory` is in bytes, at least MIN_LANE_MEMORY. `served` counts requests and bytes by service.
     """
 
     def __init__(self, engine: Engine, memory: int, served: Served | None = None) -> None:
@@ -53,9 +53,9 @@ class Lanes:
         self.places = Places(HTTP_LANES, partial(lib.iou_lanes_recall, self.shared))
 
     def make(self, lease: Lease, bucket: Bucket, kind: _Kind[_AnyLane], service: str, **names: object) -> _AnyLane:
-        """Return a lane that has not started. bucket: limits its rate. service: name for the counts.
+        """Return a lane that has not started. The bucket limits its rate.
 
-        names: fields of its log lines.
+        Its requests and bytes count for `service`. Its log lines begin with the fields `names`.
         """
         return kind(self, lease, bucket, service, names)
 
@@ -68,13 +68,13 @@ class Lanes:
         return sum(type(lane) is kind for lane in self.alive)
 
     def memory(self) -> LaneMemory:
-        """Return the memory that lanes have now."""
+        """Return the memory of lanes as it is now."""
         stats = ffi.new("iou_lanes_stats *")
         lib.iou_lanes_get_stats(self.shared, stats)
         return LaneMemory(int(stats.limit), int(stats.used), int(stats.waiting))
 
     def look(self) -> None:
-        """Take each lock of the lanes' threads once, so return unless one of them holds a lock for ever. Blocks."""
+        """Take each lock of the lanes' threads once. Blocks, and never returns if a thread holds a lock for ever."""
         for lane in tuple(self.alive):
             _ = lane.stats
         self.memory()

@@ -17,8 +17,8 @@ def bits(flags: Mapping[int, bool]) -> int:
 class Terms:
     """What a ticket allows.
 
-    size: bytes of the ticket. timeout: seconds after which a client without progress is disconnected. sparse: zeroing
-    may deallocate. count_reads, count_writes: these bytes are progress of the transfer.
+    `size` is the size of the ticket, in bytes. A client without progress is disconnected after `timeout` seconds. With
+    `sparse`, zeroing may deallocate. `count_reads` and `count_writes` tell which bytes are progress of the transfer.
     """
 
     size: int
@@ -45,5 +45,5 @@ class Terms:
         return min(max(1, int(self.timeout * 1000)), int(lib.IOU_LANE_MAX_TIMEOUT_MS))
 
     def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
-        """Start a lane of C; return 0 or a negative errno. common: the options of all protocols; result: the lane."""
+        """Start a lane of C, with `common` options, and put it into `result`. Return 0 or a negative errno."""
         raise NotImplementedError
