@@ -12,16 +12,16 @@ from prometheus_client.registry import Collector
 
 #: The format that each version of Prometheus reads (prometheus.io/docs/instrumenting/exposition_formats).
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: A text is given again while it is younger than so many seconds, and than so many times what it took to make it.
+#: The same text is used again for MIN_AGE seconds, or for AGE_FACTOR times the time that making it took, if longer.
 MIN_AGE = 0.5
 AGE_FACTOR = 20
 
 
 class Collecting(Protocol):
-    """What has the metrics."""
+    """The object that has the metrics."""
 
     async def collect(self) -> Iterable[Metric]:
-        """Return the families of metrics. Others have their turns meanwhile."""
+        """Return the families of metrics. Other tasks have their turns while this runs."""
         ...
 
 
@@ -36,9 +36,9 @@ class _Collected(Collector):
 
 
 class Exposition:
-    """Make the text, one at a time.
+    """Make the text, for one request at a time.
 
-    Clients that ask again and again get the same text, so that they take at most 1/AGE_FACTOR of a processor.
+    Clients that ask often get the same text, so that they take at most 1/AGE_FACTOR of a processor.
     """
 
     def __init__(self, metrics: Collecting) -> None:
@@ -48,7 +48,7 @@ class Exposition:
         self._fresh_until = 0.0
 
     async def text(self, *, fresh: bool) -> bytes:
-        """Return the text. fresh: of now; for clients that are trusted."""
+        """Return the text. Pass fresh=True, for trusted clients only, to always make a new one."""
         async with self._turn:
             began = time.monotonic()
             if fresh or began >= self._fresh_until:

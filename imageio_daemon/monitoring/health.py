@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the daemon is ready to serve, with all that was configured.
+"""Whether the daemon is ready to serve with all that is configured.
 
-Storage does not count: an image on a server that hangs does not concern transfers of other images.
+Storage does not count: a server that hangs does not concern transfers of images on other storage.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ LANES_TIMEOUT = 2.0
 
 
 class Health:
-    """Check what the daemon needs to serve as it is configured. Used on the event loop. liveness: of lanes.
+    """Check what the daemon needs to serve as it is configured. Use this on the event loop.
 
-    At the end the daemon closes its listeners first, so there is nobody to tell that it stops.
+    There is no check for the end of the daemon: it closes its listeners first, so no request can ask.
     """
 
     def __init__(self, store: TransferStore, liveness: Liveness, degraded: Degraded) -> None:
@@ -29,11 +29,11 @@ class Health:
         self._listeners: Sequence[tuple[str, Listener]] = ()
 
     def serves(self, listeners: Sequence[tuple[str, Listener]]) -> None:
-        """Note that the daemon serves. listeners: with the names of their services."""
+        """Note that the daemon serves. Pass its listeners with the names of their services."""
         self._started, self._listeners = True, listeners
 
     async def checks(self) -> dict[str, str]:
-        """Return the name of each check, with the reason why it fails, or ""."""
+        """Return the names of all checks. Each has the reason why it fails, or ""."""
         return {
             "service": "draining" if self._store.drain is not None else "" if self._started else "starting",
             "listeners": self._silent(),

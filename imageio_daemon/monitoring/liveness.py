@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the lanes turn. Storage does not count: what waits for it holds no lock.
+"""Whether the threads of the lanes go on. Storage does not count: a lane that waits for storage holds no lock.
 
-Whoever asks runs on the event loop, so that turns.
+The event loop needs no such check, as the callers run on it.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 
 class Liveness:
-    """Ask the lanes for an answer. Used on the event loop. look: Lanes.look()."""
+    """Ask the lanes for an answer. Use this on the event loop. `look` is Lanes.look()."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         self._look = look
         self._asked: asyncio.Future[None] | None = None
 
     def ask(self) -> bool:
-        """Let the lanes answer. Return whether they have answered since they were asked before.
+        """Ask the lanes, and return whether they have answered the call before.
 
-        While they do not answer, they have one question of ours, however often this is called.
+        If they have not, this does not ask again, so that at most one question waits.
         """
         if self._asked is not None and not self._asked.done():
             return False
@@ -28,7 +28,7 @@ class Liveness:
         return True
 
     async def answered(self, timeout: float) -> bool:
-        """Ask, and return whether the lanes have answered after timeout seconds."""
+        """Ask the lanes, and return whether they answer within `timeout` seconds."""
         self.ask()
         if self._asked is None:
             return True
@@ -37,7 +37,7 @@ class Liveness:
 
 
 def _in_thread(function: Callable[[], object]) -> "asyncio.Future[None]":
-    """Return a future that is done when a thread of its own has called a function. It does not keep the process."""
+    """Call a function in a new daemon thread, and return a future that is done when the function has returned."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

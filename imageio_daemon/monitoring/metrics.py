@@ -33,7 +33,7 @@ from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE
 from .ticket_counts import RECORDS, TICKETS, TicketCounts
 
-#: Operations of storage. Of some that fail in a lane the operation is unknown: there were too many.
+#: Operations of storage. UNKNOWN counts failures in lanes that were too many to report each.
 OPERATIONS = tuple(sorted({*Kind, *KINDS}))
 UNKNOWN = "unknown"
 #: The services of NBD.
@@ -132,7 +132,7 @@ def _connections(watched: Watched) -> Iterator[Metric]:
     lanes = _gauge("lanes", "Of the connections, those that lanes in C serve.", "service")
     now, so_far = Counter(watched.served.sources().values()), watched.served.begun()
     for service in watched.services:
-        by = By.LANE if service in NBD else By.PYTHON  # Python has each connection of HTTP, and those of NBD before
+        by = By.LANE if service in NBD else By.PYTHON  # NBD connections count from the start of their lane
         connections.add_metric((service,), now[service, by])
         opened.add_metric((service,), so_far[service, by])
         lanes.add_metric((service,), now[service, By.LANE])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What metrics tell of tickets, found by a look at each."""
+"""The numbers on tickets in the metrics, from a look at each ticket."""
 
 import asyncio
 from collections import Counter
@@ -9,20 +9,21 @@ from ..storage.totals import Totals
 from ..transfers.ticket import STORAGE
 from ..transfers.transfer import Transfer
 
-#: States of tickets, as metrics tell them. ending: cancelled, and the image is not closed yet.
+#: States of tickets in metrics. A ticket is `ending` from its cancellation until its image is closed.
 TICKETS = ("active", "idle", "expired", "ending")
-#: States of records of what is durable. failed: its journal cannot be kept. closed: for good, after a failed flush.
+#: States of records of what is durable. The journal of a `failed` one cannot be kept. A `closed` one has ended for
+#: good, after a failed flush.
 RECORDS = ("kept", "closed", "failed")
-#: Tickets that are looked at before others have their turn on the event loop. A look takes 15 us.
+#: Tickets to look at before other tasks have their turn on the event loop. Each takes 15 us.
 BATCH = 100
 
 
 class TicketCounts:
     """What a look at all tickets has found.
 
-    `totals` has what storage has done, by the kind of storage; these never decrease. `states` counts tickets, `waits`
-    has the seconds for which requests wait for storage now, by its kind, `records` counts records of what is durable by
-    state, and `durable` their bytes.
+    `totals` has what storage has done, by the kind of storage. These numbers never decrease. `states` counts tickets by
+    state. `waits` has, by the kind of storage, the seconds for which requests have waited for it now. `records` counts
+    records of what is durable by state, and `durable` is the sum of their bytes.
     """
 
     def __init__(self, totals: dict[str, Totals]) -> None:
@@ -34,7 +35,7 @@ class TicketCounts:
 
     @classmethod
     async def look(cls, sums: Sums[str, Transfer, Totals]) -> "TicketCounts":
-        """Look at all tickets that there are now. One that ends meanwhile keeps its totals."""
+        """Look at all tickets of this moment. A ticket that ends during the look still counts with its totals."""
         found = cls(sums.ended())
         for number, (transfer, storage) in enumerate(sums.sources().items(), 1):
             found._add(transfer, storage)
