@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit log: what was changed through the control service, and by whom.
+"""The audit log: changes through the control service, and their callers.
 
-Each event is a line of the log, and a JSON object that the control service tells. With a state directory the events
-outlive the process, in STATE/events/: `events` and, older, `events.1`, a JSON object on each line.
+Each event is a line of the log, and a JSON object that the control service returns. With a state directory the events
+outlive the process, in the files `events` and, older, `events.1` of STATE/events/, with a JSON object on each line.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from .state import StateDirectory, read_file
 
 log = logging.getLogger(__name__)
 
-#: Fields that name who has asked for something: uid and pid on a unix socket, else the client's address. Empty: the
-#: daemon itself, or its command line.
+#: Fields that name the caller: uid and pid on a unix socket, otherwise the client's address. They are empty for the
+#: daemon itself, and for its command line.
 Caller: TypeAlias = Mapping[str, object]
 DAEMON: Caller = {}
 
-#: Bytes of events that are told; the oldest go first. One takes about 250.
+#: Most bytes of events in memory, which the control service can return. The oldest go first. One takes about 250.
 MAX_KEPT = 1 * MiB
-#: Bytes of a file at which another one is begun. Then the two have at least MAX_KEPT.
+#: The size of a file, in bytes, at which the next one begins. Then the two files have at least MAX_KEPT bytes.
 MAX_FILE = 1 * MiB
-#: Bytes of events that wait for the disk. Beyond that, while the disk does not answer, they are not kept.
+#: Most bytes of events that wait for the disk. More events, while the disk does not answer, are not written.
 MAX_WAITING = 1 * MiB
-#: Seconds until lines that could not be written are tried again.
+#: Seconds until the next try to write lines, after a failure.
 RETRY = 2.0
 #: The longest event, in bytes: a url and a transfer id of which each byte is escaped.
 MAX_EVENT = 64 * 1024
@@ -41,7 +41,7 @@ _FILE, _OLDER = "events", "events.1"
 
 
 class AuditLog:
-    """The events, the newest of which are kept. Making and closing it blocks."""
+    """Log events, and keep the newest ones. The constructor and close() block."""
 
     def __init__(self, state: StateDirectory | None) -> None:
         self._lines: deque[tuple[int, str]] = deque()  # with their numbers, in order
@@ -59,7 +59,7 @@ class AuditLog:
                 log.warning("events cannot be kept in the state directory: %s", self._why_none)
 
     def tell(self, event: str, by: Caller = DAEMON, **details: object) -> None:
-        """Log an event, and keep it. details: JSON values, also for the log; no secrets."""
+        """Log an event, and keep it. The details are JSON values without secrets, and appear in the log, too."""
         log.info(event, extra=logs.fields(**details, **by))
         number = self._lines[-1][0] + 1 if self._lines else 1
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -69,15 +69,15 @@ class AuditLog:
             self._file.append(f"{line}\n".encode())
 
     def after(self, number: int) -> list[str]:
-        """Return the events with larger numbers that are kept, oldest first, each a JSON document."""
+        """Return the kept events with larger numbers, oldest first, each as a JSON document."""
         return [line for its, line in self._lines if its > number]
 
     def why_not_kept(self) -> str:
-        """Return why events do not outlive the process as they should; "": they do."""
+        """Return why events do not outlive the process as they should, or "" if they do."""
         return self._why_none if self._file is None else self._file.why
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most timeout seconds. False: the directory is still in use."""
+        """Write what waits, for at most `timeout` seconds. Return False if the directory is still in use then."""
         return self._file is None or self._file.close(timeout)
 
     def _keep(self, number: int, line: str) -> None:
@@ -99,7 +99,7 @@ class _EventFile:
         self._waiting: list[bytes] = []
         self._size = 0
         self._closing = False
-        #: Why lines are not on the disk; "": they are.
+        #: Why lines are not on the disk, or "" if they are.
         self.why = ""
         # A daemon thread: a disk that hangs must not keep the process from its end.
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -116,7 +116,7 @@ class _EventFile:
             self._changed.notify()
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most timeout seconds, and end the thread. False: it has not ended."""
+        """Write what waits, for at most `timeout` seconds, and end the thread. Return whether it has ended."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -134,7 +134,10 @@ class _EventFile:
                 self.why = ""
 
     def _try_again(self, data: bytes) -> None:
-        """Let lines wait, unless the process ends. The file may have some of them: their numbers tell."""
+        """Queue lines again after RETRY seconds, unless the process ends.
+
+        If the file has some of them already, _read() finds that by their numbers.
+        """
         with self._changed:
             if self._changed.wait_for(lambda: self._closing, RETRY):
                 return
@@ -142,7 +145,7 @@ class _EventFile:
             self._size += len(data)
 
     def _take(self) -> bytes:
-        """Wait for lines and return them; none after close()."""
+        """Wait for lines and return them. After close(), return those that are left, in the end none."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -156,7 +159,7 @@ class _EventFile:
 
 
 def _append(directory: int, data: bytes) -> None:
-    """Append lines durably. Raises OSError. A line that a crash or a full disk has left incomplete is ended first."""
+    """Append lines durably. Raises OSError. If a crash or a full disk has left an incomplete line, end that first."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(_FILE, flags, 0o600, dir_fd=directory)
     try:
@@ -169,13 +172,13 @@ def _append(directory: int, data: bytes) -> None:
             os.fsync(fd)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(fd, size)  # all of it is tried again
+                os.ftruncate(fd, size)  # the caller tries all of it again
             raise
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
     if size >= MAX_FILE:
-        with contextlib.suppress(OSError):  # the lines are on stable storage: the next call tries again to rename
+        with contextlib.suppress(OSError):  # the lines are durable, and the next call tries again to rename
             os.rename(_FILE, _OLDER, src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
 
@@ -195,7 +198,7 @@ def _read(directory: int) -> Iterator[tuple[int, str]]:
 
 
 def _number(line: bytes) -> int | None:
-    """Return the number of an event; None if the line is none, because a crash has torn it."""
+    """Return the number of an event, or None if the line is no event, because a crash has torn it."""
     try:
         event = json.loads(line.decode("ascii"))
     except (ValueError, RecursionError):

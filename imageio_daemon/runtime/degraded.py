@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was configured and is not in force: the one place that readiness, status line, metrics and log ask (ADR 49).
+"""Features that are configured and not in force. Readiness, status line, metrics and log all ask here (ADR 49).
 
-A daemon that goes on without a feature is degraded until the feature is in force again. Features that nobody has
-configured are not here: what the host lacks for them is told where it matters.
+A daemon that goes on without a feature is degraded until the feature is in force again. Features that are not
+configured are not here. Other code says what the host lacks for them, where it matters.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Feature(StrEnum):
-    """What may be configured and not in force. The names are those of `/readyz` and of the metric's label."""
+    """Features that may be configured and not in force. The values are names in `/readyz`, and labels of the metric."""
 
     STATE_DIR = "state_dir"
     TICKETS = "tickets"
@@ -30,20 +30,20 @@ class Feature(StrEnum):
     CEPH = "ceph"
 
 
-#: Tells in some words why a feature is not in force; "": it is, or it is not configured. Called often:
-#: it does not block. The words come to everybody who may ask for readiness: no paths, no ids, no addresses.
+#: Returns in some words why a feature is not in force, or "" if it is, or if it is not configured. It is called often,
+#: so it must not block. All clients that may ask for readiness see the words, so they have no paths, ids or addresses.
 Why: TypeAlias = Callable[[], str]
 
 
 class Degraded:
-    """The features, each with what tells why it is not in force."""
+    """The features, each with a function that says why it is not in force."""
 
     def __init__(self) -> None:
         self._whys: dict[Feature, Why] = {}
         self._told: dict[Feature, str] = {}
 
     def watch(self, feature: Feature, why: Why) -> None:
-        """Ask for this feature from now on."""
+        """Include a feature from now on, and ask `why` about it."""
         self._whys[feature] = why
 
     def reasons(self) -> dict[Feature, str]:
@@ -55,7 +55,7 @@ class Degraded:
         return ", ".join(f"{feature}: {why}" for feature, why in self.reasons().items() if why)
 
     def look(self) -> None:
-        """Log what is not in force since the last call, or is again."""
+        """Log features that have gone out of force since the last call, or are in force again."""
         for feature, why in self.reasons().items():
             before = self._told.get(feature, "")
             self._told[feature] = why

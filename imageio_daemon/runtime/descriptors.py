@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on open files (RLIMIT_NOFILE in getrlimit(2)): raised for the daemon, and as it was for its children.
+"""The limit on open files (RLIMIT_NOFILE in getrlimit(2)): raised for the daemon, unchanged for its children.
 
 The soft limit is 1024 by default because select(2) knows no higher descriptors (systemd.exec(5), LimitNOFILE=). The
-daemon does not use it, so it takes all that it may have. Of programs that it starts that is not known.
+daemon does not use select(2), so it raises the limit as far as it may. The programs that it starts may use select(2).
 """
 
 import logging
@@ -10,7 +10,7 @@ import resource
 
 log = logging.getLogger(__name__)
 
-#: The soft limit that this process was started with, if another one is in force now.
+#: The soft limit at the start of this process, if another one is in force now.
 _inherited: int | None = None
 
 
@@ -34,7 +34,7 @@ def limit() -> int:
 
 
 def restore_limit(pid: int) -> None:
-    """Give a child process the soft limit that this one was started with. Does nothing if it has ended."""
+    """Give a child process the soft limit from the start of this process. Does nothing if the child has ended."""
     if _inherited is None:
         return
     try:

@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 
 Done = concurrent.futures.Future[bool]
 
-#: Files that are written at a time. The journal of a file system joins what is flushed at the same time: 128 files of
-#: 600 bytes took 8 ms each one after the other, and 0.5 ms each four at a time (ext4 on a busy virtual disk).
+#: Most files to write at a time. The journal of a file system joins what is flushed at the same time: 128 files of 600
+#: bytes took 8 ms each one after the other, and 0.5 ms each four at a time (ext4 on a busy virtual disk).
 THREADS = 4
 
 
 class _WantedFile(NamedTuple):
-    """What a file shall become: these bytes, or no file if data is None.
+    """The wanted content of a file, or None to remove it.
 
-    `done` has the futures of all callers that wait. With keep_old, an older file is better than none.
+    `done` has the futures of all callers that wait. With `keep_old`, an older file is better than none.
     """
 
     data: bytes | None
@@ -46,7 +46,7 @@ class FileWriter:
         self._removals: dict[str, _WantedFile] = {}
         self._busy: set[str] = set()  # files that a thread writes or removes now
         self._closing = False
-        #: Why the last file could not be written; "": it was.
+        #: Why the last file could not be written, or "" if it was.
         self.why = ""
         # Daemon threads: a disk that hangs must not keep the process from its end.
         names = (f"keep-{what}-{number}" for number in range(THREADS))
@@ -55,20 +55,20 @@ class FileWriter:
             thread.start()
 
     def write(self, name: str, data: bytes, *, keep_old: bool = False) -> Done:
-        """Replace a file. An earlier call for the same file that has not begun is dropped.
+        """Replace a file. This drops an earlier call for the same file if its work has not begun.
 
         The future is True if the file is durable. It is False if the file could not be written; then there is no file,
         nor an older one, and the log says so once until a file can be written again. It raises OSError if an older file
-        may be there. With keep_old, an older file that cannot be replaced stays.
+        may be there. With `keep_old`, an older file that cannot be replaced stays.
         """
         return self._want(name, data, keep_old=keep_old)
 
     def remove(self, name: str) -> Done:
-        """Remove a file, if there is one. The future is True if it is durably gone; OSError: it may be there."""
+        """Remove a file, if there is one. The future is True if it is durably gone. OSError means that it may exist."""
         return self._want(name, None, keep_old=False)
 
     def close(self, timeout: float) -> bool:
-        """Do what is wanted, for at most timeout seconds, and end the threads. Tell whether all was done."""
+        """Finish all calls, within at most `timeout` seconds, and end the threads. Return whether all were finished."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -101,7 +101,7 @@ class FileWriter:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[str, _WantedFile] | None:
-        """Wait until a file is wanted that is not busy, and return name and wish. None: all is done after close()."""
+        """Wait for a file that is not busy, and return its name and what is wanted. Return None at the end."""
         with self._changed:
             while True:
                 for wanted in (self._removals, self._writes):

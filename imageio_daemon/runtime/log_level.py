@@ -4,15 +4,12 @@
 import asyncio
 import logging
 
-#: The levels, as the configuration has them.
+#: The names of the levels in the configuration.
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class LogLevel:
-    """Change the level: to another one, for a time or until the next change.
-
-    configured: the level of the configuration, which the log has.
-    """
+    """Change the level, for a time or until the next change. At first the log has the `configured` level."""
 
     def __init__(self, configured: str) -> None:
         self._configured = configured
@@ -20,7 +17,7 @@ class LogLevel:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, level: str, seconds: float | None = None) -> None:
-        """Change the level. seconds: after which it is the configured one again; None: it stays."""
+        """Change the level. Change back to the configured one after this many seconds, or never if None."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -34,12 +31,12 @@ class LogLevel:
         self.set(self._configured)
 
     def configure(self, level: str) -> None:
-        """Change to a level that the configuration has now."""
+        """Change to a new level of the configuration."""
         self._configured = level
         self.reset()
 
     def state(self) -> dict[str, object]:
-        """Return the level, the configured one, and the seconds until it is that again; None: it stays."""
+        """Return the level, the configured level, and the seconds until the log changes back, or None."""
         seconds = None
         if self._timer is not None:
             seconds = max(0, round(self._timer.when() - asyncio.get_running_loop().time()))

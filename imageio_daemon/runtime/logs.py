@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines: one for each event, as text or as JSON, written by a thread of their own.
+"""Log lines: one for each event, as text or as JSON. A separate thread writes them.
 
     log.info("transfer ended", extra=logs.fields(transfer="ab12", bytes=4096))
 
@@ -21,7 +21,7 @@ from ..commands.printable import printable, quoted
 
 STDERR = 2
 
-#: Bytes of lines that wait to be written. Beyond that, while the reader does not read, lines are dropped.
+#: Most bytes of lines that wait for the writing thread. More lines, while the reader does not read, are dropped.
 MAX_WAITING = 1024 * 1024
 #: Seconds that close() waits for a reader that does not read.
 STOP_TIMEOUT = 2.0
@@ -33,21 +33,21 @@ _PACKAGE = __package__.partition(".")[0] + "."
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
-    """Return the `extra` of a logging call: key=value at the end of a text line, keys of a JSON object."""
+    """Return the `extra` of a logging call. The values become key=value in text lines, and keys of JSON objects."""
     return {"fields": values}
 
 
 def lines_lost() -> int:
-    """Return how many lines were dropped so far, because nothing read the log."""
+    """Return how many lines were dropped so far because the log was not read."""
     return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
 
 
 @contextlib.contextmanager
 def setup(level: str, style: str, fd: int = STDERR) -> Iterator[None]:
-    """Log messages at or above level to a file descriptor, by default standard error; flush at the end.
+    """Log messages at or above a level to a file descriptor, by default standard error. Flush at the end.
 
-    level: debug, info, warning or error. style: text or json. A thread writes the lines, so a reader that is slow or
-    gone delays no caller.
+    The level is debug, info, warning or error. The style is text or json. A thread writes the lines, so a reader that
+    is slow or gone delays no caller.
     """
     handler = LineHandler(fd)
     handler.setFormatter({"text": TextFormatter, "json": JsonFormatter}[style]())
@@ -86,7 +86,7 @@ class JsonFormatter(logging.Formatter):
         }
         if traceback := _traceback(self, record):
             base["traceback"] = traceback
-        # First for the order of keys, last so that a field cannot replace one of them.
+        # `base` is first for the order of keys, and last so that no field can replace one of its keys.
         return json.dumps({**base, **_fields(record), **base}, default=str)
 
 
@@ -97,7 +97,7 @@ class LineHandler(logging.Handler):
         super().__init__()
         self._fd = fd
         self._for_journal = _is_journal(fd)
-        # Reentrant: a finalizer that the garbage collector runs while the lock is held may log.
+        # A reentrant lock, because a finalizer that the garbage collector runs while the lock is held may log.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: list[bytes] = []
         self._size = 0
@@ -113,7 +113,7 @@ class LineHandler(logging.Handler):
         try:
             line = self._line(record)
         except (TypeError, ValueError):
-            # Message and arguments do not match: a bug that must not fail a transfer.
+            # Message and arguments do not match. Such a bug must not fail a transfer.
             self.handleError(record)
             return
         with self._changed:
@@ -134,17 +134,17 @@ class LineHandler(logging.Handler):
         super().close()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most timeout seconds; None: without a limit."""
+        """Wait until the thread has ended, for at most `timeout` seconds. None is no limit."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
         while lines := self._take():
-            # The log cannot be written, so this cannot be logged.
+            # An error of the log cannot be logged.
             with contextlib.suppress(OSError):
                 _write(self._fd, b"".join(lines))
 
     def _take(self) -> list[bytes]:
-        """Wait for lines and return them; an empty list after close()."""
+        """Wait for lines and return them. After close(), return those that are left, in the end none."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -182,7 +182,7 @@ def _write(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            # Another process with the same open file has made it non-blocking.
+            # Another process that has the file open has made it non-blocking.
             writable = select.poll()  # select(2) knows no descriptors from 1024 on
             writable.register(fd, select.POLLOUT)
             writable.poll()

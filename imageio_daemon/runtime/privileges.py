@@ -39,7 +39,7 @@ def give(path: str, identity: Identity) -> None:
 def drop(identity: Identity, groups: Sequence[str] = ()) -> None:
     """Set all user and group ids and the supplementary groups of the process (setresuid(2)). Raises OSError.
 
-    groups: names or numbers of more groups; unknown names have no effect.
+    `groups` has the names or numbers of more groups. Unknown names have no effect.
     """
     os.initgroups(identity.user_name, identity.gid)
     if groups:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that Python serves: what it does now, and where its time goes. lane/work.c does the same for lanes.
+"""A request that Python serves: its operation, and what it waits for. lane/work.c does the same for lanes.
 
-It also knows which image could not be opened for it, so that a request opens an image once, not in each of its steps.
+It also knows if its image could not be opened, so that a request tries to open an image once, not in each of its steps.
 """
 
 import contextlib
@@ -13,7 +13,10 @@ from typing import NamedTuple, Protocol
 
 
 class Wait(StrEnum):
-    """What a request waits for. CLIENT: its bytes, or that it reads. TURN: memory, the device, earlier changes."""
+    """What a request waits for.
+
+    CLIENT is for bytes from the client, or for room to send to it. TURN is for memory, the device or earlier changes.
+    """
 
     CLIENT = "client"
     LIMIT = "limit"
@@ -22,7 +25,7 @@ class Wait(StrEnum):
 
 
 class Doing(NamedTuple):
-    """A request that runs. operation: what it does. seconds: since it began. waits_for: a Wait, or ""."""
+    """A running request: its operation and range, the seconds since it began, and the Wait that it is in, or ""."""
 
     operation: str
     offset: int
@@ -32,15 +35,15 @@ class Doing(NamedTuple):
 
 
 class Worker(Protocol):
-    """A request of Python, or a lane that serves those of a connection."""
+    """A request that Python serves, or a lane, which serves the requests of a connection."""
 
     def doing(self) -> Doing | None:
-        """Return what runs, or None."""
+        """Return the running request, or None."""
         ...
 
 
 class RequestActivity:
-    """One request of Python: its operation, and how long it has waited for what."""
+    """One request that Python serves: its operation, and how long it has waited, by what it waited for."""
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
@@ -55,14 +58,14 @@ class RequestActivity:
         return time.monotonic()
 
     def go_on(self, kind: Wait, since: float) -> None:
-        """End a wait. Of waits at the same time, the first one to end counts; no time counts twice."""
+        """End a wait. No time counts twice: if waits overlap, the time counts for the wait that ends first."""
         self._waiting.remove(kind)
         now = time.monotonic()
         self._seconds[kind] += now - max(since, self._told)
         self._told = now
 
     def does(self, operation: str, offset: int, length: int) -> None:
-        """Note the operation of the request: the first one."""
+        """Note the operation of the request, unless an earlier one was noted."""
         self._operation = self._operation or (operation, offset, length)
 
     @property
@@ -72,7 +75,7 @@ class RequestActivity:
 
     @property
     def waited(self) -> Mapping[str, float]:
-        """Return the seconds in which it has waited, by what for."""
+        """Return for how many seconds the request has waited, by what it waited for."""
         return self._seconds
 
     def not_opened(self, image: object, error: Exception) -> None:
@@ -80,7 +83,7 @@ class RequestActivity:
         self._not_opened = image, error
 
     def failure(self, image: object) -> Exception | None:
-        """Return why an image could not be opened for this request, or None if it has not tried."""
+        """Return why an image could not be opened for this request, or None if no such failure was noted."""
         failed, error = self._not_opened or (None, None)
         return error if failed is image else None
 
@@ -96,9 +99,9 @@ _current: ContextVar[RequestActivity | None] = ContextVar("activity", default=No
 
 
 def begin(activity: RequestActivity | None = None) -> RequestActivity:
-    """Return the activity for a request that the running task, and those that it starts, serve from now on.
+    """Let the running task, and tasks that it starts, serve a request from now on, and return its activity.
 
-    activity: of a request that has begun before; None: it begins now.
+    Pass the activity of a request that has begun before. Otherwise the request begins now.
     """
     activity = activity or RequestActivity()
     _current.set(activity)

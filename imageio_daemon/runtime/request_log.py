@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines about requests that C or Python has served: one for each at the level DEBUG, and at INFO for slow ones."""
+"""Log lines about requests that C or Python has served: all requests at level DEBUG, and slow ones at INFO."""
 
 import logging
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from . import logs
 log = logging.getLogger(__name__)
 
 
-#: Seconds. A request that took longer leaves a line that tells where the time went. With pieces of 4 MiB at a time, as
-#: clients ask for them, that is less than 400 KiB/s.
+#: Seconds after which a request is slow. Its line says what it has waited for. With requests of 4 MiB, as clients send
+#: them, that is less than 400 KiB/s.
 SLOW = 10.0
 
 
 def wanted() -> bool:
-    """Tell whether requests are logged at the current level."""
+    """Tell whether all requests are logged at the current level."""
     return log.isEnabledFor(logging.DEBUG)
 
 
 def tell(seconds: float, waited: Mapping[str, float], **fields: object) -> None:
-    """Log an answered request. seconds: its duration. waited: seconds of it, by what it has waited for."""
+    """Log an answered request that took `seconds`, of which it has `waited` these, by what it waited for."""
     if seconds >= SLOW:
         known = {f"wait_{name}": round(wait, 1) for name, wait in waited.items() if wait >= 0.05}
         log.info("slow request", extra=logs.fields(**fields, seconds=round(seconds, 1), **known))

@@ -18,9 +18,9 @@ class By(StrEnum):
 class Count(NamedTuple):
     """Requests, and bytes received and sent. Bytes are those of HTTP or NBD, without the overhead of TLS.
 
-    refused: requests that were answered with a fault of the client, 4xx in HTTP. failed: with a fault of the server,
-    5xx in HTTP, or with any error in NBD. An HTTP request that fails in C is counted for Python, which answers it.
-    Bytes are counted for the side that moved them: C may receive the bytes of a request that Python serves.
+    `refused` requests were answered with a fault of the client, 4xx in HTTP. `failed` ones were answered with a fault
+    of the server, 5xx in HTTP, or with any error in NBD. An HTTP request that fails in C counts for Python, which
+    answers it. Bytes count for the side that has moved them. C may receive the bytes of a request that Python serves.
     """
 
     requests: int = 0
@@ -42,12 +42,12 @@ class Counted(Hashable, Protocol):
     """A connection, or a lane that serves one."""
 
     def served(self) -> Count:
-        """Return its counts so far."""
+        """Return the counts of this connection or lane so far."""
         ...
 
 
 class Served(Sums[tuple[str, By], Counted, Count]):
-    """The sums of all connections' counts, by service and by what has served."""
+    """The sums of all connections' counts, by service and by `By`."""
 
     def __init__(self) -> None:
         super().__init__(Count(), lambda source: source.served())

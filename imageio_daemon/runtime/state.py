@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory: what outlives the process. One daemon at a time has it.
+"""The state directory, with all that outlives the process. One daemon at a time uses it.
 
     STATE/version     the version of the layout, a decimal number and a newline
     STATE/NAME/       the files of one part of the daemon, mode 0700
@@ -18,21 +18,21 @@ from ..errors import ConfigError
 
 #: The version of the layout that this program writes, and the only one that it reads.
 VERSION = 1
-#: Bytes of the file `version` that are read.
+#: Most bytes of the file `version`.
 MAX_VERSION = 32
-#: The beginning of the names of files that are being written. One that a crash has left is never read.
+#: Prefix of the names of files while they are written. If a crash leaves such a file, it is never read.
 UNFINISHED = ".new-"
 
 _VERSION_FILE, _VERSION_TEXT = "version", f"{VERSION}\n".encode()
-#: What a probe writes: a block, which a small file may not need (inline data of ext4 and others).
+#: A probe writes 4 KiB, because a file system may store smaller files without a block (inline data of ext4 and others).
 _PROBE_FILE, _PROBE_SIZE = f"{UNFINISHED}probe", 4096
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StateDirectory:
-    """An open state directory, locked until close(). fd: its descriptor, which the object owns from then on.
+    """An open state directory at a path, locked until close(). The object owns the descriptor from now on.
 
-    path: where it is. Raises OSError if the directory cannot be used, and ConfigError if another daemon has it.
+    Raises OSError if the directory cannot be used, and ConfigError if another daemon has it.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -48,10 +48,10 @@ class StateDirectory:
             raise
 
     def directory(self, name: str) -> int:
-        """Return the descriptor of STATE/name, valid until close(). It is made with mode 0700 if it is missing.
+        """Return the descriptor of STATE/name, valid until close(). Make the directory with mode 0700 if it is missing.
 
-        Raises OSError, PermissionError among them if others may use the directory. A directory in the place of a file
-        is refused by its name: the file could neither be read nor written nor removed.
+        Raises OSError if it cannot be used, and PermissionError if other users may use it. Also raises OSError if it
+        has a directory in the place of a file, which could neither be read nor written nor removed.
         """
         if name not in self._directories:
             with contextlib.suppress(FileExistsError):
@@ -107,7 +107,7 @@ class StateDirectory:
 
 
 def make_directory(path: str) -> bool:
-    """Make a directory of mode 0700 unless there is one, and tell whether it was made. open_state() tells errors."""
+    """Make a directory of mode 0700 unless it exists, and return whether it was made. open_state() raises errors."""
     try:
         os.makedirs(path, 0o700)
     except OSError:
@@ -125,9 +125,9 @@ def open_state(path: str) -> StateDirectory:
 
 
 def why_unusable(path: str, *, private: bool = True) -> str:
-    """Return why open_state() would fail for a directory that is there; "": it would not. Changes nothing.
+    """Return why open_state() would fail for an existing directory, or "" if it would not. Changes nothing.
 
-    private: also because others may use the directory.
+    Pass private=False to allow a directory that other users may use.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -143,11 +143,11 @@ def why_unusable(path: str, *, private: bool = True) -> str:
     return ""
 
 
-# Files in it. These functions block: they run in threads, not on an event loop.
+# Files in the directory. These functions block: call them in threads, not on an event loop.
 
 
 def read_file(directory: int, name: str, most: int) -> bytes:
-    """Return the content of a file. directory: a descriptor. most: bytes. Raises OSError, also if it is larger."""
+    """Return the content of a file in a directory, given by descriptor. Raises OSError, also above `most` bytes."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -162,9 +162,9 @@ def read_file(directory: int, name: str, most: int) -> bytes:
 
 
 def replace_file(directory: int, name: str, data: bytes) -> None:
-    """Write a file of mode 0600 whole: it is durable, or the file is as it was. Raises OSError.
+    """Replace a file as a whole by one of mode 0600. The new file is durable, or the old one stays. Raises OSError.
 
-    directory: a descriptor. One thread at a time may replace a file.
+    `directory` is a descriptor. One thread at a time may replace a file.
     """
     write_file(directory, name, data)
     os.fsync(directory)
@@ -187,7 +187,7 @@ def write_file(directory: int, name: str, data: bytes) -> None:
 
 
 def remove_file(directory: int, name: str) -> None:
-    """Remove a file, durably. A file that does not exist is no error. Raises OSError. directory: a descriptor."""
+    """Remove a file durably, if it exists. `directory` is a descriptor. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
     os.fsync(directory)
@@ -207,13 +207,13 @@ def _refuse_directories(directory: int, name: str) -> None:
 
 
 def _require_writable(fd: int) -> None:
-    # False on a read-only file system, too. There, nothing must be served that cannot be removed.
+    # access() also fails on a read-only file system, where a ticket could be served that cannot be removed.
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=fd, effective_ids=True):
         raise PermissionError("it is read-only")
 
 
 def _has_version(fd: int) -> bool:
-    """Tell whether there is a version. Raises OSError if it is another one."""
+    """Tell whether the directory has a version. Raises OSError if it has another one than VERSION."""
     try:
         found = read_file(fd, _VERSION_FILE, MAX_VERSION)
     except FileNotFoundError:

@@ -9,14 +9,14 @@ from .state import StateDirectory
 #: Seconds between two probes. One writes and flushes 4 KiB: 0.3 ms in the median of 50 on ext4 of a busy virtual disk,
 #: 88 ms at most.
 INTERVAL = 10.0
-#: Seconds after which a probe that has not ended is told. Tickets wait as long (transfers/kept/ticket_files.py).
+#: Seconds after which why() reports a probe that has not ended. Tickets wait as long (transfers/kept/ticket_files.py).
 SILENT = 10.0
 
 
 class StateWatch:
-    """Probe a state directory in a thread of its own, first when it is made, which blocks.
+    """Probe a state directory periodically, in a separate thread. The constructor makes the first probe, and blocks.
 
-    state: None: there is none; why tells why the configured one cannot be used, or "".
+    Without a directory, pass None, and in `why` the reason why the configured one cannot be used, or "".
     """
 
     def __init__(self, state: StateDirectory | None, why: str) -> None:
@@ -31,14 +31,14 @@ class StateWatch:
             self._thread.start()
 
     def why(self) -> str:
-        """Return why what is written now would not outlive the process; "": it would."""
+        """Return why files that are written now would not outlive the process, or "" if they would."""
         began = self._began
         if began is not None and time.monotonic() - began > SILENT:
             return "it does not answer"
         return self._reason
 
     def close(self, timeout: float) -> bool:
-        """End the thread. False: it has not ended in timeout seconds, and the directory is still in use."""
+        """End the thread. Return False if it does not end within `timeout` seconds, and still uses the directory."""
         if self._state is None:
             return True
         self._ends.set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of counts over sources that come and go: connections, lanes, transfers.
 
-Each source keeps its own counts, which are read when the sums are asked for. Nothing is done here when it counts.
+Each source keeps its own counts. They are read when a caller asks for the sums, so counting itself costs nothing more.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Sums(Generic[K, S, C]):
-    """The sums by key, of sources that live and of those that have ended. They never decrease.
+    """The sums by key, of live sources and of those that have ended. They never decrease.
 
-    `none` are the counts of no source, and `counts` returns those of a source so far.
+    `none` has zero counts, and `counts` returns the counts of a source so far.
     """
 
     def __init__(self, none: C, counts: Callable[[S], C]) -> None:
@@ -54,11 +54,11 @@ class Sums(Generic[K, S, C]):
         return sums
 
     def ended(self) -> dict[K, C]:
-        """Return the sums of the sources that have ended. With the counts of those of sources() they are sums()."""
+        """Return the sums of the sources that have ended. Add the counts of sources() to get sums()."""
         return dict(self._ended)
 
     def sources(self) -> dict[S, K]:
-        """Return the sources that live, with their keys."""
+        """Return the live sources, with their keys."""
         return self._sources.copy()
 
     def begun(self) -> Counter[K]:

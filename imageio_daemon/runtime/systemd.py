@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service manager: notifications, stored descriptors, watchdog (sd_notify(3)); passed ones (sd_listen_fds(3))."""
+"""The service manager: notifications, stored descriptors and watchdog (sd_notify(3)), sockets (sd_listen_fds(3))."""
 
 import array
 import logging
@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
-#: Seconds. The manager reads at once; if it hangs, the daemon must not wait for it.
+#: Seconds to wait for a manager that does not read. Usually it reads at once.
 SEND_TIMEOUT = 1.0
 #: Seconds that the manager has to close stored descriptors.
 BARRIER_TIMEOUT = 5.0
-#: Descriptors that a manager passes at most. systemd's store has at most this many for a service by its own limit.
+#: Most descriptors that a manager passes. systemd stores at most this many for a service by its own limit.
 MAX_PASSED = 512
 #: The first passed descriptor.
 FIRST_PASSED = 3
 
 
 class Passed(NamedTuple):
-    """A descriptor that the manager has passed: from a socket unit, or stored by the process before. name: "" if none.
+    """A descriptor that the manager has passed: from a socket unit, or stored by the process before.
 
-    It belongs to whoever takes it.
+    The name may be "". The caller of take_passed() owns the descriptor.
     """
 
     name: str
@@ -37,9 +37,9 @@ def is_there() -> bool:
 
 
 def notify(state: str, fds: Sequence[int] = ()) -> bool:
-    """Send a state like READY=1, with descriptors, to the socket that NOTIFY_SOCKET names. Tell whether it was sent.
+    """Send a state like READY=1, with descriptors, to the socket that NOTIFY_SOCKET names. Return whether it was sent.
 
-    Without NOTIFY_SOCKET nothing is sent. Errors are logged, not raised: the daemon can serve without a manager.
+    Without NOTIFY_SOCKET, send nothing. Errors are logged and not raised, as the daemon can serve without a manager.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -62,21 +62,21 @@ def notify(state: str, fds: Sequence[int] = ()) -> bool:
 
 
 def store(name: str, fd: int) -> bool:
-    """Give the manager a copy of a descriptor for the next process, under a name. Tell whether it was sent."""
+    """Give the manager a copy of a descriptor for the next process, under a name. Return whether it was sent."""
     return notify(f"FDSTORE=1\nFDNAME={name}", [fd])
 
 
 def forget(names: Sequence[str]) -> None:
-    """Have the manager close what is stored under these names, and wait until it has."""
+    """Have the manager close the descriptors that it stores under these names, and wait until it has."""
     sent = [notify(f"FDSTOREREMOVE=1\nFDNAME={name}") for name in names]
     if any(sent):
         _wait_for_manager()
 
 
 def take_passed() -> list[Passed]:
-    """Return the descriptors that the manager has passed to this process, and unset the variables that tell of them.
+    """Return the descriptors that the manager has passed to this process, and make them close-on-exec.
 
-    They are made close-on-exec.
+    Unsets the environment variables of sd_listen_fds(3).
     """
     pid, count, names = (os.environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
     if pid != str(os.getpid()) or not count.isdecimal() or not 0 < int(count) <= MAX_PASSED:
@@ -89,9 +89,9 @@ def take_passed() -> list[Passed]:
 
 
 def take_watchdog() -> float:
-    """Return the seconds after which the manager ends this process if it gives no sign of life; 0: it never does.
+    """Return the seconds without a sign of life after which the manager ends this process, or 0 for never.
 
-    Unsets the variables that tell it: children are not watched (sd_watchdog_enabled(3)).
+    Unsets the variables of sd_watchdog_enabled(3), because the manager does not watch children.
     """
     usec, pid = (os.environ.pop(f"WATCHDOG_{name}", "") for name in ("USEC", "PID"))
     if pid not in ("", str(os.getpid())) or not usec.isdecimal():
@@ -100,7 +100,7 @@ def take_watchdog() -> float:
 
 
 def _wait_for_manager() -> None:
-    """Wait until the manager has done what it was sent before: it closes the pipe then (BARRIER=1 in sd_notify(3))."""
+    """Wait until the manager has handled all earlier messages and closes a pipe (BARRIER=1 in sd_notify(3))."""
     ours, theirs = os.pipe()
     try:
         try:
