@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BLAKE2b (RFC 7693) of one message, in C of our own: hashlib refuses it on hosts in FIPS mode.
+"""BLAKE2b (RFC 7693) of one message, in C of our own: hashlib refuses BLAKE2b on hosts in FIPS mode.
 
-It hashes data and names here, and protects nothing: FIPS 140 is about neither.
+Here it only hashes data and names, and protects nothing, so FIPS 140 does not apply.
 """
 
 from ioutil_ext import ffi, lib
 
 CHUNK: int = lib.IOU_HASH_CHUNK
-#: Bytes of the names of short_hash().
+#: Bytes of the digests of short_hash().
 SHORT = 16
 
 
 class Blake2b:
-    """A hash object like those of hashlib. size: bytes of the digest, 1 to 32; raises ValueError for another one.
+    """A hash object like those of hashlib, for digests of `size` bytes. Raises ValueError unless `size` is 1 to 32.
 
-    It hashes one of the four messages that fit (ioutil_ext/hash/blake2b.c): as fast as hashlib's with AVX, 0.66 GB/s
-    where that has 0.58 (AMD EPYC), and a third of it without. So hashlib's is taken where there is one.
+    The C code can hash four messages at once (ioutil_ext/hash/blake2b.c), and hashes only one here. With AVX that is as
+    fast as hashlib: 0.66 GB/s, and hashlib has 0.58 (AMD EPYC). Without AVX it has a third of hashlib's speed. So
+    new_hash() prefers hashlib.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,7 +24,7 @@ class Blake2b:
         if lib.iou_blake2b_begin(self._state, size):
             raise ValueError(f"a digest of {size} bytes")
         self.digest_size = size
-        #: At most a chunk. The last chunk of a message is compressed in another way, so it waits for the next byte.
+        #: At most a chunk. C has to know which chunk is the last, so a chunk waits here until the next byte comes.
         self._rest = b""
 
     def update(self, data: bytes | memoryview, /) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The digests of the blocks of an image as a list: JSON Lines (docs/images-api.md, "The digest of each block").
 
-A server answers with it, and a manifest is the same in a file.
+A server sends such a list as an answer, and a manifest is a file with such a list.
 """
 
 import json
@@ -16,7 +16,7 @@ MAX_LINE = 1024
 
 
 class Block(NamedTuple):
-    """Bytes from `start` on: a block and its digest in hexadecimal, or any number of blocks of zeros, without one."""
+    """A block with its digest in hexadecimal, or any number of blocks of zeros without a digest."""
 
     start: int
     length: int
@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 class BlockListHead(NamedTuple):
-    """What the digests are. block_size and offset, where the first block begins, in bytes."""
+    """The head of a list. `block_size` is in bytes, as `offset`, where the first block begins."""
 
     algorithm: str
     block_size: int
@@ -36,13 +36,13 @@ class ListWriter:
 
     def __init__(self, head: BlockListHead) -> None:
         self._position = head.offset
-        self._zeros = 0  # bytes before the position that are not told yet
+        self._zeros = 0  # bytes before the position that have no line yet
         self._lines = [json.dumps(head._asdict())]
         #: Bytes of the text that take() returns, without the ends of its lines.
         self.size = len(self._lines[0])
 
     def zeros(self, length: int) -> None:
-        """Add blocks of zeros, so many bytes in all."""
+        """Add blocks of zeros, with `length` bytes in all."""
         self._zeros += length
         self._position += length
 
@@ -75,10 +75,10 @@ class ListWriter:
 
 
 class ListReader:
-    """A list that comes in pieces. malformed: what is raised for one that is none, or that contradicts itself.
+    """A list that comes in pieces. Methods raise `malformed` if it is no list, or contradicts itself.
 
-    most: bytes of the longest range that is expected, by which the time for its zeros is bound. `head`: None before its
-    line has come. `length`: of all blocks, in bytes, and `checksum`: None before the end.
+    `most` is the length of the longest expected range, in bytes. It limits the time that zeros can take. `head` is None
+    until its line has come. `length`, the bytes of all blocks, and `checksum` are None until the end.
     """
 
     def __init__(self, malformed: Exception, most: int) -> None:
@@ -108,7 +108,7 @@ class ListReader:
                 yield block
 
     def end(self) -> None:
-        """Require that all has come, and that the checksum at the end is that of the digests."""
+        """Raise `malformed` unless the list is complete, and its checksum is that of the digests."""
         if self._rest or self.checksum is None or self._total is None or self._total.hexdigest() != self.checksum:
             raise self._malformed
 
@@ -128,7 +128,7 @@ class ListReader:
         return self._block(self.head, self._total, _number(told["start"]), _number(told["length"]), told)
 
     def _block(self, head: BlockListHead, total: Total, start: int, length: int, told: dict[str, object]) -> Block:
-        """Return a block, which has to follow the one before, and add it to the total. Raises ValueError, TypeError."""
+        """Return a block, and add it to the total. It has to follow the block before. Raises ValueError, TypeError."""
         is_zero = told.get("zero") is True
         most = min(head.offset + self._most - start, MAX_OFFSET - start if is_zero else head.block_size)
         if self._is_last or start != self._position or not 0 < length <= most:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest of an image: cut in blocks, H( H(block 0) + H(block 1) + … ) over the raw digests.
+"""The digest of an image: H( H(block 0) + H(block 1) + … ), over the raw digests of its blocks.
 
-Blocks can be hashed in any order and in parallel, and a block of zeros, however it is stored, is hashed once.
+Blocks can be hashed in any order and in parallel. Equal blocks of zeros, however they are stored, are hashed once.
 """
 
 import functools
@@ -14,7 +14,7 @@ from .blake2 import Blake2b
 from .extents import Extent
 
 DEFAULT_ALGORITHM = "blake2b"
-#: Bytes. BLAKE2 makes digests of any length; both sides of a comparison must use the same.
+#: Bytes of BLAKE2 digests. BLAKE2 has digests of several lengths, and both sides of a comparison must use the same one.
 BLAKE2_SIZE = 32
 
 BLOCK_ALIGNMENT = 4 * KiB
@@ -22,11 +22,11 @@ MIN_BLOCK = 1 * MiB
 DEFAULT_BLOCK = 4 * MiB
 MAX_BLOCK = 16 * MiB
 
-#: Zeros to hash; more than one update at a time needs no more memory.
+#: Zeros to hash. update_zeros() repeats them for longer ranges, which so need no more memory.
 _ZEROS = bytes(1 * MiB)
-#: Digests of zeros that are kept: of the block sizes in use, and of the shorter last blocks of images.
+#: Most digests of zeros in memory, for the block sizes in use and the shorter last blocks of images.
 ZEROS_KEPT = 64
-#: Digests of zero blocks that are hashed in one call: 1 MiB at 32 bytes each.
+#: Most digests of zero blocks to hash in one call: 1 MiB at 32 bytes each.
 ZERO_BATCH = 32 * 1024
 
 
@@ -43,14 +43,14 @@ class Hash(Protocol):
         """Return the digest in hexadecimal."""
 
 
-#: Not hashlib.blake2b and the like: a Python that was built without them does not have these names.
+#: Used instead of hashlib.blake2b and the like, as a Python that was built without them does not have these names.
 _NEW: Callable[..., Any] = hashlib.new
 
 
 def new_hash(algorithm: str) -> Hash:
     """Return a hash object. Raises ValueError for an algorithm that is not one of algorithms().
 
-    A host in FIPS mode has fewer of them. BLAKE2b is always there: it is the default of both sides of a comparison.
+    A host in FIPS mode has fewer algorithms. BLAKE2b always works, as the default of both sides of a comparison.
     """
     size = {"digest_size": BLAKE2_SIZE} if algorithm in ("blake2b", "blake2s") else {}
     try:
@@ -73,12 +73,12 @@ def _usable(name: str) -> bool:
     try:
         new_hash(name)
     except ValueError:
-        return False  # FIPS mode forbids it; or OpenSSL lists it, and has it in no provider that is loaded
+        return False  # FIPS mode forbids it, or no loaded provider of OpenSSL has it although OpenSSL lists it
     return True
 
 
 class Total:
-    """The digest of an image from the digests of its blocks, in order."""
+    """The digest of an image, computed from the digests of its blocks in order."""
 
     def __init__(self, algorithm: str) -> None:
         self._state = new_hash(algorithm)
@@ -98,7 +98,7 @@ class Total:
 
 
 def update_zeros(state: Hash, length: int) -> None:
-    """Add length zeros."""
+    """Add `length` zeros to a hash."""
     while length:
         count = min(length, len(_ZEROS))
         state.update(memoryview(_ZEROS)[:count])
@@ -107,10 +107,10 @@ def update_zeros(state: Hash, length: int) -> None:
 
 @functools.lru_cache(ZEROS_KEPT)
 def zero_digest(algorithm: str, length: int) -> bytes:
-    """Return the digest of zeros. Raises ValueError as new_hash().
+    """Return the digest of `length` zeros. Raises ValueError as new_hash().
 
-    It is kept: an update asks for many ranges of an image, and each has zeros, or a list that may tell some. 4 MiB take
-    6 ms, and a third of the processor time of an update of 10 GiB with 1 GiB of data went there.
+    The cache is for updates, which ask for many ranges of an image, and need this digest for each. 4 MiB take 6 ms.
+    Without the cache, a third of the processor time of an update of 10 GiB with 1 GiB of data was spent here.
     """
     state = new_hash(algorithm)
     update_zeros(state, length)
@@ -118,7 +118,7 @@ def zero_digest(algorithm: str, length: int) -> bytes:
 
 
 class Segment(NamedTuple):
-    """A part of a block. `zero`: it reads as zeros and need not be read."""
+    """A part of a block. `zero` tells that it reads as zeros, and need not be read."""
 
     start: int
     length: int
@@ -126,7 +126,7 @@ class Segment(NamedTuple):
 
 
 class DataBlock(NamedTuple):
-    """A block that has to be read, at least in parts."""
+    """A block of which at least a part has to be read."""
 
     segments: list[Segment]
 
@@ -137,20 +137,20 @@ class DataBlock(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return how many bytes it has."""
+        """Return the length of the block, in bytes."""
         last = self.segments[-1]
         return last.start + last.length - self.start
 
 
 class ZeroBlocks(NamedTuple):
-    """Consecutive blocks of zeros; `length` of each in bytes."""
+    """Consecutive blocks of zeros. Each has `length` bytes."""
 
     number: int
     length: int
 
 
 class BlockPlan:
-    """Cut extents, given in order and without gaps from byte 0, into blocks."""
+    """Cut extents into blocks. Add the extents in order and without gaps."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -158,7 +158,7 @@ class BlockPlan:
         self._filled = 0
 
     def add(self, extent: Extent) -> Iterator[DataBlock | ZeroBlocks]:
-        """Add an extent and return the blocks that are complete now."""
+        """Add an extent, and yield the blocks that are complete now."""
         start, left = extent.start, extent.length
         while left:
             if extent.zero and not self._filled and left >= self._block_size:
@@ -175,7 +175,7 @@ class BlockPlan:
             left -= length
 
     def end(self) -> Iterator[DataBlock | ZeroBlocks]:
-        """Return the last block, if it is a short one."""
+        """Yield the last block, if it is a short one."""
         if self._filled:
             yield self._take()
 

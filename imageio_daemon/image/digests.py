@@ -15,29 +15,29 @@ _POINTERS = ffi.typeof("void *[]")
 
 
 class Digests(Protocol):
-    """The digests of blocks of the same length, at most `lanes`, that are hashed together. For one thread at a time."""
+    """Hash up to `lanes` blocks of the same length together. Use this in one thread at a time."""
 
     lanes: int
 
     def add(self, pieces: Sequence[Piece], length: int, *, last: bool) -> None:
-        """Add length bytes to each block; last: they end. Without last, length is a multiple of 128."""
+        """Add `length` bytes to each block. They are the last ones, or `length` is a multiple of 128."""
 
     def digests(self) -> list[bytes]:
-        """Return the raw digests, in the order of the blocks, and more for lanes that no block has used."""
+        """Return the raw digests, in the order of the blocks. After them come digests of unused lanes."""
 
 
 def lanes_of(algorithm: str) -> int:
-    """Return how many blocks new_digests() hashes together."""
+    """Return how many blocks the object from new_digests() hashes together."""
     return _Blake2b.lanes if algorithm == "blake2b" else _OneBlock.lanes
 
 
 def new_digests(algorithm: str) -> Digests:
-    """Return what hashes blocks. Raises ValueError for an algorithm that is unknown, or not allowed on this host."""
+    """Return an object that hashes blocks. Raises ValueError for an algorithm that this host lacks or forbids."""
     return _Blake2b() if algorithm == "blake2b" else _OneBlock(new_hash(algorithm))
 
 
 class _Blake2b:
-    """Several blocks at once, which takes a third of the time of hashlib: ioutil_ext/hash/blake2b.c."""
+    """Hash several blocks at once, in a third of the time of hashlib (ioutil_ext/hash/blake2b.c)."""
 
     lanes = lib.IOU_HASH_LANES
 
@@ -61,7 +61,7 @@ class _Blake2b:
 
 
 class _OneBlock:
-    """One block, by a hash object of Python."""
+    """Hash one block, by a hash object of Python."""
 
     lanes = 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents: ranges of an image that are data or read as zeros, are unallocated, or were changed."""
+"""Extents: ranges of an image that are data or read as zeros, are unallocated, were changed, or are durable."""
 
 from array import array
 from bisect import bisect_right
@@ -15,8 +15,9 @@ ZERO, HOLE, DIRTY, DURABLE = 1, 2, 4, 8
 class Extent(NamedTuple):
     """Describe `length` bytes from `start`.
 
-    `zero`: reads as zeros. `hole`: unallocated in the top layer, what is read comes from the backing file. `dirty`:
-    changed since the bitmap was made. `durable`: written by the ticket, and on stable storage.
+    A `zero` extent reads as zeros. A `hole` is unallocated in the top layer, and reads come from the backing file. A
+    `dirty` extent was changed since the bitmap was made. A `durable` one was written by the ticket, and is on stable
+    storage.
     """
 
     start: int
@@ -33,10 +34,10 @@ class Extent(NamedTuple):
 
 
 class ExtentList(Sequence[Extent]):
-    """Extents in order and without gaps; neighbours with the same flags are one.
+    """Extents in order and without gaps. Neighbours with the same flags become one extent.
 
-    They are kept as plain numbers: a million take 9 MiB, and 170 MiB as tuples. Code that moves many of them uses
-    `bounds`, the start of each and then the end of the last, and `flags`, of each.
+    They are stored as plain numbers: a million take 9 MiB, and 170 MiB as tuples. Code that moves many extents can use
+    `bounds`, which has the start of each and then the end of the last, and `flags`, which has the flags of each.
     """
 
     def __init__(self, bounds: "array[int]", flags: bytes | bytearray) -> None:
@@ -45,7 +46,7 @@ class ExtentList(Sequence[Extent]):
 
     @classmethod
     def of(cls, extents: Iterable[Extent], start: int = 0) -> "ExtentList":
-        """Return a list of the extents, of which the first begins at start."""
+        """Return a list of the extents. The first one begins at `start`."""
         found = cls(array("Q", (start,)), b"")
         for extent in extents:
             found.append(extent)
@@ -58,7 +59,7 @@ class ExtentList(Sequence[Extent]):
 
     @property
     def lengths(self) -> list[int]:
-        """Return the length of each."""
+        """Return the length of each extent."""
         bounds = self.bounds.tolist()
         return list(map(sub, bounds[1:], bounds))
 
@@ -81,7 +82,7 @@ class ExtentList(Sequence[Extent]):
         return taken
 
     def drop(self, offset: int) -> None:
-        """Remove what is before an offset, which is not before the first extent."""
+        """Remove all before an offset. The offset must not be before the first extent."""
         if offset >= self.end:
             self.bounds, self.flags = array("Q", (offset,)), bytearray()
             return
@@ -118,7 +119,7 @@ def _extent(start: int, end: int, flags: int) -> Extent:
     )
 
 
-#: Lists of which each begins where the one before ends.
+#: A stream of lists. Each begins where the one before ends.
 ExtentStream = AsyncGenerator[ExtentList, None]
 
 
@@ -132,6 +133,6 @@ async def merged(lists: ExtentStream) -> ExtentStream:
             else:
                 pending.extend(found)
             if len(pending) > 1:
-                yield pending.take(len(pending) - 1)  # the last one may go on
+                yield pending.take(len(pending) - 1)  # the last one may continue in the next list
     if pending:
         yield pending

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the extents that another server sends as JSON, while they come: a million of them never exist at once."""
+"""Read extents that another server sends as JSON piece by piece, so that a million of them are never in memory."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..units import MAX_OFFSET, KiB
 from .extents import Extent
 
-#: One extent takes about 70 bytes of text.
+#: The longest text of one extent. Usual ones have about 70 bytes.
 MAX_EXTENT_TEXT = 4 * KiB
 #: The flags of an extent, in the order of its fields.
 FLAGS = Extent._fields[2:]
@@ -16,8 +16,8 @@ FLAGS = Extent._fields[2:]
 class ExtentReader:
     """Take the answer in pieces and yield the extents inside a range of the image.
 
-    told: the flag that was asked about, which no extent may leave out. failure: the error to raise when the answer is
-    no list of extents from 0, in order and without gaps, that covers the range.
+    `told` is the flag that the request asked for. No extent may omit it. Methods raise `failure` if the answer is no
+    list of extents from 0, in order and without gaps, that covers the range.
     """
 
     def __init__(self, offset: int, length: int, told: str, failure: Exception) -> None:
@@ -35,9 +35,9 @@ class ExtentReader:
         return self._position >= self._end
 
     def feed(self, data: bytes) -> Iterator[Extent]:
-        """Yield the extents whose text ends in these bytes. Raises the failure."""
+        """Yield the extents whose text ends in these bytes. Raises `failure`."""
         text = self._text + data
-        # Extents are flat objects of numbers and flags: a brace inside one is an error that json.loads finds.
+        # Extents are flat objects of numbers and flags. If one has a brace inside, json.loads raises an error.
         end = text.rfind(b"}") + 1
         self._text = text[end:]
         if len(self._text) > MAX_EXTENT_TEXT:
@@ -49,7 +49,7 @@ class ExtentReader:
                     yield self._inside(extent)
 
     def end(self) -> None:
-        """Take the end of the answer. Raises the failure unless all was there."""
+        """Finish at the end of the answer. Raises `failure` unless it was complete."""
         expected = b"]" if self._before == b"," else b"[]"
         if b"".join(self._text.split()) != expected or not self.complete:
             raise self._failure

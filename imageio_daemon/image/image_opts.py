@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block node of qemu as its option --image-opts takes it (qemu-nbd(8)).
+"""A block node of qemu as text for the option --image-opts (qemu-nbd(8)).
 
-JSON, the other way to say the same, cannot have names that are not UTF-8, and has no way to escape them.
+qemu also takes JSON, but JSON cannot have names that are not UTF-8, and has no way to escape them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 def image_opts(node: Mapping[str, object]) -> str:
     """Return the options of a node and of those below it: `driver=qcow2,file.driver=file,file.filename=…`
 
-    Values are text, numbers, booleans and nodes. Bytes of a name that are not UTF-8 are surrogates in it (PEP 383).
+    Values are text, numbers, booleans and nodes. Names have surrogates for bytes that are not UTF-8 (PEP 383).
     """
     return ",".join(_options(node, ""))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Journals of durable ranges, as ioutil_ext/durable/journal.h describes them: reading."""
+"""Read journals of durable ranges, as ioutil_ext/durable/journal.h describes them."""
 
 import re
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from zlib import crc32
 
 from ..units import MAX_OFFSET
 
-#: Bytes of the longest journal: C writes it anew when it is longer than 1 MiB, and one flush adds at most 0.8 MiB.
+#: Bytes of the longest journal. C rewrites a journal that is longer than 1 MiB, and one flush adds at most 0.8 MiB.
 MAX_JOURNAL = 2 * 1024**2
-#: Ranges of a record: IOU_DURABLE_RANGES of C.
+#: Most ranges of a record, as IOU_DURABLE_RANGES in C.
 MAX_RANGES = 16384
 
 _HEAD = re.compile(rb"imageio-durable ([0-9]{1,9}) ([ -~]{1,255}) ([0-9a-f]{8})\n")
@@ -21,15 +21,15 @@ _VERSION = 1
 
 
 class Damaged(ValueError):
-    """The text is not a whole journal of a version that is known. The message says why."""
+    """The text is not a complete journal of a known version. The message says why."""
 
 
 def read(text: bytes, header: str) -> list[tuple[int, int]]:
-    """Return the durable ranges that a journal tells, as sorted (start, end) pairs; none if it has another header.
+    """Return the durable ranges in a journal, as sorted (start, end) pairs, or none if it has another header.
 
-    A last line that is not whole is ignored: the process or the host has ended while it was written. A journal with
-    fewer lines than it counts was cut short by somebody else, and may lack that a range is not durable any more. Takes
-    the time to sort the lines. Raises Damaged.
+    An incomplete last line is ignored, because the process or the host may have ended while it was written. A journal
+    with fewer lines than the number in it is damaged: something else has cut it, and a lost line could say that a range
+    is not durable any more. This takes as long as sorting the lines. Raises Damaged.
     """
     head = _HEAD.match(text)
     if head is None or crc32(text[: head.start(3) - 1]) != int(head[3], 16):
@@ -45,7 +45,7 @@ def read(text: bytes, header: str) -> list[tuple[int, int]]:
 
 
 class _Lines:
-    """What the lines say: start, end and sign of each, by its number. Lists of numbers cost the collector nothing."""
+    """The start, end and sign of each line. They are in lists of numbers, which cost the garbage collector nothing."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -53,9 +53,9 @@ class _Lines:
         self.signs: list[bytes] = []
 
     def durable(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges whose last line has a plus, in order. Lines are sorted, and then each is seen once."""
+        """Yield in order the ranges for which the last line has a plus. After a sort, this looks once at each line."""
         coming = sorted(range(len(self.starts)), key=self.starts.__getitem__, reverse=True)
-        here: list[int] = []  # a heap of numbers below 0, the last line first
+        here: list[int] = []  # a heap of negated line numbers, so the last line is first
         begin = end = 0
         for place, until in pairwise(sorted({*self.starts, *self.ends})):
             while coming and self.starts[coming[-1]] == place:

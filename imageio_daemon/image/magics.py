@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks that begin what is no raw image, where several modules know them.
+"""The magic bytes of formats other than raw, as far as several modules use them.
 
-A header is checked for them, and a file that is said to be raw must not begin like that. A module without others: the
-client reads it in each upload.
+They tell the format of a file, and a file that should be raw must not begin with them. This module imports no others,
+as the client imports it for each upload.
 """
 
 QCOW2 = b"QFI\xfb"
-#: Of a sparse one: the others begin with a text.
+#: The magic of a sparse VMDK. Other kinds of VMDK begin with a text.
 VMDK = b"KDMV"
 VHDX = b"vhdxfile"
-#: Of the footer, which a dynamic image has at its begin, too.
+#: The magic of the footer. A dynamic VPC image has a copy of the footer at its beginning.
 VPC = b"conectix"
-#: Behind the text for people that begins a header.
+#: The header of VDI begins with a text for people. The magic comes after it.
 VDI, VDI_OFFSET = b"\x7f\x10\xda\xbe", 64
-#: Of a frame (RFC 8878, 3.1.1).
+#: The magic of a frame (RFC 8878, 3.1.1).
 ZSTD = b"\x28\xb5\x2f\xfd"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which reads fill a piece of a block that is hashed: its data, with the short holes between."""
+"""The reads that are needed to hash a piece of a block: its data, with the short holes between."""
 
 from collections import deque
 from typing import NamedTuple
@@ -7,28 +7,28 @@ from typing import NamedTuple
 from ..units import KiB
 from .blockhash import DataBlock, Segment
 
-#: A shorter hole between data is read with the data: to read 256 KiB of a hole takes 25 us on tmpfs, and a read of its
-#: own 50 us and more.
+#: Shorter holes between data are read together with the data. Reading 256 KiB of a hole takes 25 us on tmpfs, and a
+#: separate read for the data after it at least 50 us.
 SHORT_HOLE = 256 * KiB
 
 
 class Run(NamedTuple):
-    """Bytes of an image, from start to end."""
+    """Bytes of an image, from `start` to `end`."""
 
     start: int
     end: int
 
 
 class Pieces:
-    """The pieces of one block, asked for in order. The time of all of them grows with the number of segments."""
+    """The pieces of one block. Take them in order. The time for all of them grows with the number of segments."""
 
     def __init__(self, block: DataBlock) -> None:
         self._data: deque[Segment] = deque(segment for segment in block.segments if not segment.zero)
 
     def take(self, start: int, end: int) -> list[Run]:
-        """Return what is to be read of the piece from start to end, which follows the one before, in order.
+        """Return, in order, what to read of the piece from `start` to `end`: its data, joined over short holes.
 
-        Its data, joined over short holes. The rest is zeros.
+        The rest of the piece is zeros. The piece has to follow the one before.
         """
         runs: list[Run] = []
         while self._data and self._data[0].start < end:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 class RangeSet:
     """Collect half-open ranges of bytes and compute the size of their union. Not thread-safe.
 
-    A transfer adds ranges that mostly touch each other, so the list stays short. `limit` is the largest number of
-    ranges, for a peer that writes every second block of a large disk. Above it, the closest neighbours are joined, and
-    the size becomes an upper bound.
+    A transfer adds ranges that mostly touch each other, so the list stays short. But a peer may write every second
+    block of a large disk. If there are more than `limit` ranges, the closest neighbours are joined, and the size
+    becomes an upper bound.
     """
 
-    #: Ranges. Their two lists and the numbers in them take about 1.5 MiB.
+    #: Most ranges by default. The two lists and the numbers in them take about 1.5 MiB.
     LIMIT = 16384
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -24,7 +24,7 @@ class RangeSet:
         self._size = 0
 
     def add(self, start: int, end: int) -> None:
-        """Add the bytes from start up to, not including, end. An empty range adds nothing."""
+        """Add the bytes from `start` to before `end`. An empty range adds nothing."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -40,7 +40,7 @@ class RangeSet:
             self._join_closest()
 
     def discard(self, start: int, end: int) -> None:
-        """Remove the bytes from start up to, not including, end."""
+        """Remove the bytes from `start` to before `end`."""
         first = bisect_right(self._ends, start)
         last = bisect_left(self._starts, end)
         if start >= end or first >= last:
@@ -54,12 +54,12 @@ class RangeSet:
             self._join_closest()
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Tell whether a byte from start up to, not including, end is in the union."""
+        """Tell whether a byte from `start` to before `end` is in the union."""
         first = bisect_right(self._ends, start)
         return start < end and first < len(self._starts) and self._starts[first] < end
 
     def size(self) -> int:
-        """Return the number of bytes in the union; an upper bound once neighbours were joined."""
+        """Return the number of bytes in the union, or an upper bound if neighbours were joined."""
         return self._size
 
     def size_with(self, extra: list[tuple[int, int]]) -> int:
@@ -77,7 +77,7 @@ class RangeSet:
         return list(zip(self._starts, self._ends, strict=True))
 
     def parts(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Cut a range into what is in the union and what is not: yield (start, end, is_inside) in order."""
+        """Cut a range into parts that are in the union or not, and yield (start, end, is_inside) in order."""
         for i in range(bisect_right(self._ends, start), bisect_left(self._starts, end)):
             if start < self._starts[i]:
                 yield start, self._starts[i], False
@@ -93,7 +93,7 @@ class RangeSet:
         return sum(min(end, self._ends[i]) - max(start, self._starts[i]) for i in range(first, last))
 
     def _join_closest(self) -> None:
-        """Join neighbours until a quarter of the limit is free: a few µs for each added range instead of a few ms."""
+        """Join neighbours until a quarter of the limit is free. So each added range takes a few µs, not a few ms."""
         keep = self._limit - self._limit // 4
         gaps = ((self._starts[i + 1] - self._ends[i], i) for i in range(len(self._starts) - 1))
         closest = heapq.nsmallest(len(self._starts) - keep, gaps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies that are one frame of zstd (RFC 8878), which C decodes: why one is refused, and what was decoded."""
+"""Bodies that are one frame of zstd (RFC 8878), which C decodes: reasons of a refusal, and totals of the decoders."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from ioutil_ext import ffi, lib
 
 from ..errors import InvalidRequest
 
-#: The library, with its version.
+#: The name and version of the library.
 VERSION = ffi.string(lib.iou_zstd_version()).decode()
-#: Bytes of all decoders of the process that work at a time.
+#: Most bytes of all decoders of the process that work at a time.
 WINDOWS: int = lib.IOU_ZSTD_WINDOWS
 
 _REFUSALS: dict[int, str] = {
@@ -25,15 +25,12 @@ _REFUSALS: dict[int, str] = {
 
 
 def refused(refusal: int) -> InvalidRequest:
-    """Return the error of a body that is refused for this reason, an iou_zstd_refusal."""
+    """Return the error of a refused body. `refusal` is the reason, an iou_zstd_refusal."""
     return InvalidRequest(f"Invalid zstd in the body: {_REFUSALS[refusal]}")
 
 
 class DecoderTotals(NamedTuple):
-    """What all decoders have, and have done, in bytes.
-
-    memory: what they have taken. taken: of encoded data. made: of content.
-    """
+    """Totals of all decoders, in bytes: their `memory` now, the encoded data `taken`, and the content `made` so far."""
 
     memory: int
     taken: int
