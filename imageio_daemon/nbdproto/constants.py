@@ -11,7 +11,7 @@ PORT = 10809
 
 NBDMAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
-#: In place of IHAVEOPT: oldstyle negotiation, without options (proto.md, "Oldstyle negotiation").
+#: A server sends it in place of IHAVEOPT for a negotiation without options (proto.md, "Oldstyle negotiation").
 OLDSTYLE = 0x00420281861253
 OPTION_REPLY = 0x0003E889045565A9
 REQUEST = 0x25609513
@@ -30,50 +30,50 @@ MIN_BLOCK = 1
 
 # Limits of the negotiation
 
-#: An option's payload: two strings of MAX_STRING and 64 queries of 900 bytes.
+#: The longest payload of an option: about two strings of MAX_STRING and 64 queries of 900 bytes.
 MAX_OPTION = 64 * KiB
-#: A longer payload, up to this size, is read and the option refused. Beyond it the connection is closed.
+#: Options with a longer payload, up to this size, are read and refused. Still longer ones end the connection.
 MAX_DRAINED_OPTION = 1 * MiB
-#: Options on one connection. Each listed export allows 8 more: nbdinfo --list sends two for each.
+#: Most options on one connection. Each listed export allows 8 more: nbdinfo --list sends two for each.
 MAX_OPTIONS = 64
 MAX_OPTIONS_LISTED = 8
 MAX_QUERIES = 64
-#: Text with an error. Clients reject replies of more than about 1000 bytes.
+#: The longest text of an error. Clients reject replies of more than about 1000 bytes.
 MAX_ERROR_TEXT = 256
 
 # Limits of the client on what a server may send
 
-#: An option reply's payload: two strings of MAX_STRING, and a few numbers.
+#: The longest payload of an option reply: two strings of MAX_STRING, and a few numbers.
 MAX_OPTION_REPLY = 2 * MAX_STRING + 64
-#: Replies in one negotiation. A server of 64 bitmaps sends about 150.
+#: Most replies in one negotiation. A server of 64 bitmaps sends about 150.
 MAX_OPTION_REPLIES = 1024
-#: Metadata contexts that the client selects: base:allocation, qemu:allocation-depth and the dirty bitmaps.
+#: Most metadata contexts that the client selects: base:allocation, qemu:allocation-depth and the dirty bitmaps.
 MAX_CONTEXTS = 64
-#: An error chunk: number, length, text and offset.
+#: The longest error chunk: number, length, text and offset.
 MAX_ERROR_CHUNK = 4 + 2 + MAX_STRING + 8
-#: Extents in one chunk, 2^20 as proto.md recommends: 8 MiB, or 16 MiB with extended headers.
+#: Most extents in one chunk, 2^20 as proto.md recommends. They take 8 MiB, or 16 MiB with extended headers.
 MAX_STATUS_EXTENTS = 2**20
-#: All chunks of extents in reply to one request. qemu sends 2 MiB at most for each of MAX_CONTEXTS contexts.
+#: The most that all chunks of extents in a reply take. qemu sends at most 2 MiB for each of MAX_CONTEXTS contexts.
 MAX_STATUS_BYTES = 160 * MiB
-#: Disjoint ranges of one READ's data that have arrived so far. Known servers send data in order.
+#: Most disjoint ranges that have arrived of the data of one READ. Known servers send data in order.
 MAX_PIECES = 65536
-#: Size of an export: the largest signed 64-bit number, as offsets of files.
+#: The largest size of an export. It is the largest signed 64-bit number, as for offsets of files.
 MAX_SIZE = 2**63 - 1
-#: NBD_INFO_BLOCK_SIZE: the largest minimum and the smallest preferred block size.
+#: The largest minimum block size and the smallest preferred one in NBD_INFO_BLOCK_SIZE.
 LARGEST_MINIMUM = 64 * KiB
 SMALLEST_PREFERRED = 512
 #: The maximum block size that means "no limit".
 NO_MAXIMUM = 0xFFFFFFFF
 
 BASE_ALLOCATION = "base:allocation"
-#: In which layer of a backing chain the data is: 0 for none, 1 for the top layer (qemu, docs/interop/nbd.rst).
+#: The layer of a backing chain that has the data: 1 for the top layer, 0 for none (qemu, docs/interop/nbd.rst).
 ALLOCATION_DEPTH = "qemu:allocation-depth"
-#: The prefix of the names of dirty bitmaps. As a query by itself it lists them (qemu, docs/interop/nbd.rst).
+#: The prefix of the names of dirty bitmaps. A query of the prefix alone lists them (qemu, docs/interop/nbd.rst).
 DIRTY_BITMAP = "qemu:dirty-bitmap:"
 
 
 class HandshakeFlag:
-    """Handshake flags of the server, and the client's with the same values."""
+    """Handshake flags of the server. Those of the client have the same values."""
 
     FIXED_NEWSTYLE = 1
     NO_ZEROES = 2
@@ -176,7 +176,7 @@ class Chunk(IntEnum):
     ERROR_OFFSET = 0x8002
 
 
-#: NBD_REPLY_FLAG_DONE: this is the reply's last chunk.
+#: NBD_REPLY_FLAG_DONE, the flag of a reply's last chunk.
 DONE = 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the transmission phase, pack beside unpack. Numbers are big-endian (proto.md, "Transmission")."""
+"""Pack and unpack messages of the transmission phase. Numbers are big-endian (proto.md, "Transmission")."""
 
 from struct import Struct, unpack_from
 from typing import NamedTuple, Self
@@ -15,11 +15,12 @@ SIMPLE = Struct(">IIQ")
 STRUCTURED = Struct(">IHHQI")
 #: magic, flags, type, cookie, offset, length
 EXTENDED = Struct(">IHHQQQ")
-#: NBD_REPLY_TYPE_OFFSET_DATA: offset; _OFFSET_HOLE: offset, size; _ERROR: error, length of the text
+#: The payloads of chunks begin so. NBD_REPLY_TYPE_OFFSET_DATA has its offset, NBD_REPLY_TYPE_OFFSET_HOLE has offset and
+#: size, and NBD_REPLY_TYPE_ERROR has the error and the length of its text.
 OFFSET = Struct(">Q")
 HOLE = Struct(">QI")
 ERROR = Struct(">IH")
-#: id of a context; with extended headers, the number of extents follows
+#: The id of a context. With extended headers, the number of extents follows.
 CONTEXT = Struct(">I")
 CONTEXT_COUNT = Struct(">II")
 #: length, status
@@ -32,7 +33,7 @@ class BadMagic(Exception):
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request. `length`, in bytes: the range's, or with the flag PAYLOAD_LEN the payload's."""
+    """The header of a request. `length` is that of the range, or of the payload with the flag PAYLOAD_LEN, in bytes."""
 
     command: int
     flags: int
@@ -75,7 +76,7 @@ class SimpleReply(NamedTuple):
 
 
 class ChunkHeader(NamedTuple):
-    """The header of a chunk; `length` bytes of payload follow. `offset`: the request's, only in extended headers."""
+    """The header of a chunk. `length` bytes of payload follow. Only extended headers have the request's `offset`."""
 
     type: int
     flags: int
@@ -109,7 +110,7 @@ class ChunkHeader(NamedTuple):
 
 
 def unpack_hole(payload: bytes) -> tuple[int, int]:
-    """Return offset and size. Raises ValueError."""
+    """Return offset and size of a hole. Raises ValueError."""
     if len(payload) != HOLE.size:
         raise ValueError(f"hole of {len(payload)} bytes")
     offset, size = HOLE.unpack(payload)
@@ -117,7 +118,7 @@ def unpack_hole(payload: bytes) -> tuple[int, int]:
 
 
 def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
-    """Return number and text of ERROR or ERROR_OFFSET. Raises ValueError."""
+    """Return the number and text of an error, from a chunk ERROR or ERROR_OFFSET. Raises ValueError."""
     least = ERROR.size + (OFFSET.size if kind == Chunk.ERROR_OFFSET else 0)
     if len(payload) < least:
         raise ValueError(f"error chunk of {len(payload)} bytes")
@@ -128,7 +129,7 @@ def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
 
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:
-    """Return the id of the context, and length and status of each extent. Raises ValueError."""
+    """Return the id of the context, and the length and status of each extent. Raises ValueError."""
     count, context_id = _extents_head(payload, extended=extended)
     lengths, statuses = unpack_statuses(payload, count, extended=extended)
     if 0 in lengths:
@@ -137,7 +138,7 @@ def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[i
 
 
 def unpack_statuses(payload: bytes, most: int, *, extended: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the lengths and the statuses of the first extents, at most so many. Raises ValueError."""
+    """Return the lengths and the statuses of the first extents, at most `most` of them. Raises ValueError."""
     count, _ = _extents_head(payload, extended=extended)
     head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
     numbers = unpack_from(f">{2 * min(count, most)}{form.format[-1]}", payload, head.size)
@@ -157,6 +158,6 @@ def _extents_head(payload: bytes, *, extended: bool) -> tuple[int, int]:
 
 
 def clean_text(text: str) -> bytes:
-    """Return text for a peer in UTF-8: no control characters, at most MAX_ERROR_TEXT bytes, no cut character."""
+    """Return a text in UTF-8 for a peer, without control characters, cut to at most MAX_ERROR_TEXT bytes."""
     printable = "".join(character if character.isprintable() else "?" for character in text)
     return printable.encode(errors="replace")[:MAX_ERROR_TEXT].decode(errors="ignore").encode()

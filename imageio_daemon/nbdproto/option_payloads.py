@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the negotiation, pack beside unpack. Numbers are big-endian (proto.md, "Newstyle negotiation")."""
+"""Pack and unpack messages of the negotiation. Numbers are big-endian (proto.md, "Newstyle negotiation")."""
 
 from struct import Struct, error
 from typing import NamedTuple, Self
@@ -25,15 +25,15 @@ ZEROES = bytes(124)
 
 
 class Malformed(Exception):
-    """An option's payload is malformed. The message is for the peer."""
+    """An option has a malformed payload. The text of the exception is for the peer."""
 
 
 class TooMany(Exception):
-    """An option's payload has more items than the limit. The message is for the peer."""
+    """An option has more items than the limit. The text of the exception is for the peer."""
 
 
 def pack_greeting(flags: int) -> bytes:
-    """Return the server's greeting. flags: HandshakeFlag."""
+    """Return the server's greeting. The flags are those of HandshakeFlag."""
     return GREETING.pack(NBDMAGIC, IHAVEOPT, flags)
 
 
@@ -46,7 +46,7 @@ def unpack_greeting(data: bytes) -> int:
 
 
 class OptionHeader(NamedTuple):
-    """The header of an option; `length` bytes of payload follow."""
+    """The header of an option. `length` bytes of payload follow."""
 
     option: int
     length: int
@@ -65,7 +65,7 @@ class OptionHeader(NamedTuple):
 
 
 class OptionReply(NamedTuple):
-    """The header of an option reply; `length` bytes of payload follow."""
+    """The header of an option reply. `length` bytes of payload follow."""
 
     option: int
     reply: int
@@ -181,7 +181,7 @@ def pack_context(context_id: int, name: str) -> bytes:
 
 
 def unpack_context(payload: bytes) -> tuple[int, str]:
-    """Return id and name. Raises struct.error."""
+    """Return the id and name of a context. Raises struct.error."""
     return U32.unpack_from(payload)[0], payload[U32.size :].decode()
 
 

@@ -5,15 +5,15 @@ from ...image.ranges import RangeSet
 from ..constants import MAX_PIECES, Command, CommandFlag, ErrorNumber
 from .negotiation import ServerViolation
 
-# A plain number: the lookup of an enumeration's member takes a tenth of the time of a chunk.
+# A plain number, because looking up an enumeration's member takes a tenth of the time of a chunk.
 _READ = int(Command.READ)
 _ERRORS = frozenset(ErrorNumber)
 
 
 class ClientRequest:
-    """One request. offset, length: bytes. view: memory for the data of a READ, of `length` bytes.
+    """One request. `offset` and `length` are in bytes. `view` is memory for the `length` bytes of a READ.
 
-    After the reply, `error` is an ErrorNumber or 0 for success, `text` the server's message, and `statuses` has the
+    After the reply, `error` is an ErrorNumber or 0 for success, `text` is the server's message, and `statuses` has the
     payloads of the reply to BLOCK_STATUS, by id of the context.
     """
 
@@ -37,7 +37,7 @@ class ClientRequest:
         return f"<ClientRequest {self.command.name} {self.offset}+{self.length}>"
 
     def fail(self, error: int, text: str = "") -> None:
-        """Set the error; the first one stays. Unknown numbers become EINVAL (proto.md, "Error values")."""
+        """Set the error, unless there is one. Unknown numbers become EINVAL (proto.md, "Error values")."""
         known = error in _ERRORS and (error != ErrorNumber.ENOTSUP or self.flags & CommandFlag.FAST_ZERO)
         if not self.error:
             self.error, self.text = (error if known else ErrorNumber.EINVAL), text

@@ -49,7 +49,7 @@ from ..option_payloads import (
     unpack_greeting,
 )
 
-#: Block sizes of a server that does not tell them (proto.md, "Block size constraints").
+#: Block sizes of a server that does not send them (proto.md, "Block size constraints").
 DEFAULT_SIZES = BlockSizes(1, 4096, MAX_PAYLOAD)
 
 _INTERMEDIATE = (Reply.SERVER, Reply.INFO, Reply.META_CONTEXT)
@@ -57,13 +57,13 @@ _HANDSHAKE_FLAGS = HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES
 
 
 class ServerViolation(Exception):
-    """The server violated the protocol, and the connection must be closed. The message is for the log."""
+    """The server violated the protocol, and the connection must be closed. The exception's text is for the log."""
 
 
 class ExportRefused(Exception):
-    """The server refuses the export or does not support what is needed. The message is for the log.
+    """The server refuses the export or does not support what is needed. The exception's text is for the log.
 
-    `option`, `reply`: what was refused, and the type of the server's reply; 0 if there was none.
+    `option` is the refused option, and `reply` the type of the server's reply. Both are 0 if there was none.
     """
 
     def __init__(self, message: str, option: int = 0, reply: int = 0) -> None:
@@ -74,7 +74,7 @@ class ExportRefused(Exception):
 
 @dataclass(frozen=True)
 class Agreed:
-    """The result of the negotiation. Sizes are in bytes. `contexts`: names of the selected metadata contexts, by id."""
+    """The result of the negotiation. Sizes are in bytes. `contexts` has the names of the selected contexts, by id."""
 
     size: int
     flags: int
@@ -107,7 +107,8 @@ class _Answer:
 class ClientNegotiation:
     """The negotiation of one connection.
 
-    export: its name. tls: begin with STARTTLS, and refuse a server without TLS. dirty: select the dirty bitmaps, too.
+    `export` is the export's name. With `tls`, begin with STARTTLS, and refuse a server without TLS. With `dirty`,
+    select the dirty bitmaps, too.
     """
 
     def __init__(self, export: str, *, tls: bool = False, dirty: bool = False) -> None:
@@ -203,7 +204,7 @@ class ClientNegotiation:
         selected = dict(_contexts(answer))
         if not set(selected.values()) <= set(wanted):
             raise ServerViolation("a context that was not asked for")
-        if not set(bitmaps) <= set(selected.values()):  # what only the others mark would be told as unchanged
+        if not set(bitmaps) <= set(selected.values()):  # changes that only the missing ones mark would be lost
             return {number: name for number, name in selected.items() if name not in bitmaps}
         return selected
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client's transmission phase: requests, and the parser of replies (proto.md, "Transmission").
 
-Data of a READ is received into the memory of its request. A server cannot make it write anywhere else.
+The data of a READ is received into the memory of its request. A server cannot make the parser write anywhere else.
 """
 
 from collections.abc import Callable
@@ -40,14 +40,14 @@ from .negotiation import Agreed, ServerViolation
 
 #: Bytes of a connection's buffer for headers and small payloads.
 STAGING = 64 * KiB
-#: Bytes to receive after data that is longer than STAGING: probably a header with more data behind it. Data that is
-#: received with the header has to be copied, so the read is short.
+#: Most bytes to receive after data that is longer than STAGING. Probably a header comes next, and more data after it.
+#: Data that is received together with the header has to be copied, so the read is short.
 GLANCE = 512
 
 _MAX_STATUS = CONTEXT_COUNT.size + MAX_STATUS_EXTENTS * EXTENDED_EXTENT.size
 _MAGIC = Struct(">I")
 _ERROR_TYPE = 0x8000
-# Plain numbers: the lookup of an enumeration's member takes a tenth of the time of a chunk.
+# Plain numbers, because looking up an enumeration's member takes a tenth of the time of a chunk.
 _NONE, _OFFSET_DATA, _OFFSET_HOLE = int(Chunk.NONE), int(Chunk.OFFSET_DATA), int(Chunk.OFFSET_HOLE)
 _BLOCK_STATUS, _BLOCK_STATUS_EXT = int(Chunk.BLOCK_STATUS), int(Chunk.BLOCK_STATUS_EXT)
 
@@ -55,8 +55,8 @@ _BLOCK_STATUS, _BLOCK_STATUS_EXT = int(Chunk.BLOCK_STATUS), int(Chunk.BLOCK_STAT
 class ClientReplies:
     """The requests of one connection that wait for replies, and the parser of received bytes.
 
-    The caller receives into get_buffer() and calls received(). ended: called with each request whose reply is
-    complete, from received().
+    The caller receives into get_buffer() and calls received(). That calls `ended` with each request whose reply is
+    complete.
     """
 
     def __init__(self, agreed: Agreed, ended: Callable[[ClientRequest], None]) -> None:
@@ -68,11 +68,11 @@ class ClientReplies:
         self._staging = memoryview(bytearray(STAGING))
         self._start = self._end = 0
         self._window = STAGING
-        self._target: memoryview | None = None  # where the rest of a payload goes; None: to the staging buffer
+        self._target: memoryview | None = None  # memory for the rest of a payload, unless it is staged
         self._filled: Callable[[], None] = _nothing
 
     def begin(self, request: ClientRequest) -> bytes:
-        """Add a request and return its header; the payload of a WRITE is the caller's to send."""
+        """Add a request and return its header. The caller sends it, and then the payload of a WRITE."""
         self._cookie += 1
         request.cookie = self._cookie
         self.waiting[request.cookie] = request
@@ -90,7 +90,7 @@ class ClientReplies:
         return self._staging[self._end : min(STAGING, self._end + self._window)]
 
     def received(self, count: int) -> None:
-        """Parse count bytes that were received into get_buffer(). Raises ServerViolation, BadMagic."""
+        """Parse `count` bytes that were received into get_buffer(). Raises ServerViolation, BadMagic."""
         if self._target is not None:
             self._advance(self._target, count)
         else:
@@ -100,7 +100,7 @@ class ClientReplies:
         self._compact()
 
     def _take_staged(self) -> bool:
-        """Parse the next part of the staged bytes; return False if more bytes are needed."""
+        """Parse the next part of the staged bytes. Return False if more bytes are needed."""
         if self._target is None:
             return self._next_message()
         count = min(len(self._target), self._end - self._start)
@@ -117,7 +117,7 @@ class ClientReplies:
             self._filled()
 
     def _receive(self, target: memoryview, filled: Callable[[], None]) -> None:
-        """Receive the next bytes into target; call filled when it is full."""
+        """Receive the next bytes into `target`, and call `filled` when it is full."""
         self._target, self._filled = target, filled
         self._window = GLANCE if len(target) >= STAGING else STAGING
 
@@ -206,7 +206,7 @@ class ClientReplies:
         return header.length
 
     def _small(self, length: int, handle: Callable[[bytes], None]) -> None:
-        """Call handle with a payload from the staged bytes, or collect it in memory of its own first."""
+        """Call `handle` with a payload, when all of it has been received. Until then, collect it in separate memory."""
         if self._end - self._start >= length:
             self._start += length
             handle(bytes(self._staging[self._start - length : self._start]))

@@ -18,7 +18,7 @@ from .option_replies import OptionReplies
 from .option_stream import ClientFlags, ClientOption, ClientViolation, OptionStream
 from .transmission import Agreement, Export, Selection
 
-#: Bytes of options that a client may send before the first is answered. Known clients wait for each reply.
+#: Most bytes of options that a client may send before the answer to the first one. Known clients wait for each reply.
 MAX_PIPELINED = 2 * MAX_OPTION
 
 
@@ -33,15 +33,15 @@ class Tls(Enum):
 class ServerNegotiation:
     """The negotiation of one connection.
 
-    listed: returns the names for LIST; None: LIST is refused. preferred: see the attribute.
+    `listed` returns the names for LIST. Without it, LIST is refused.
     """
 
     def __init__(
         self, *, preferred: int, tls: Tls = Tls.OFF, listed: Callable[[], Iterable[str]] | None = None
     ) -> None:
-        #: Set when the server stops: options are answered by ERR_SHUTDOWN.
+        #: Set this when the server stops. Then the answer to options is ERR_SHUTDOWN.
         self.stopping = False
-        #: The preferred block size that is told to clients, in bytes.
+        #: The preferred block size for clients, in bytes.
         self.preferred = preferred
         self._tls = tls
         self._secure = False
@@ -63,7 +63,7 @@ class ServerNegotiation:
         return self._replies.take()
 
     def next_event(self) -> Event | None:
-        """Return what the caller has to do; None: it has to feed more, or to answer the last event."""
+        """Return what the caller has to do, or None if it has to feed more, or to answer the last event."""
         if self._answer is not None and self._stream.waiting > MAX_PIPELINED:
             return self._close("options sent before the first was answered")
         try:
@@ -79,14 +79,14 @@ class ServerNegotiation:
         return None
 
     def found(self, export: Export) -> Event | None:
-        """Answer FindExport with the export. Returns the next event, if there is one at once."""
+        """Answer FindExport with the export. Return the next event, if there is already one."""
         answer, self._answer = self._answer, None
         if answer is None:
             raise RuntimeError("nobody asked for an export")
         return answer(export)
 
     def refused(self, reply: Reply, text: str) -> Event | None:
-        """Answer FindExport with an error: the export is unknown or forbidden. text: for the client."""
+        """Answer FindExport with an error, because the export is unknown or forbidden. The text is for the client."""
         self._answer = None
         if self._replies.option == OptionType.EXPORT_NAME:
             return self._close(None)  # EXPORT_NAME has no error reply
@@ -94,7 +94,7 @@ class ServerNegotiation:
         return None
 
     def tls_started(self) -> Event | None:
-        """Answer StartTls. What was negotiated before, in the clear, is discarded (proto.md, "TLS support")."""
+        """Answer StartTls. Discard what was negotiated before, in the clear (proto.md, "TLS support")."""
         if self._stream.waiting:
             return self._close("clear text after STARTTLS")
         self._secure = True
@@ -131,7 +131,7 @@ class ServerNegotiation:
             raise ClientViolation(f"option {option} from a client that does not know replies")
 
     def _refusal(self, option: int, payload: bytes | None) -> tuple[Reply, bytes] | None:
-        """Return the error reply to an option that is refused whatever its payload; None if it is not."""
+        """Return the error reply to an option that is refused with any payload, or None if it is not refused."""
         if self.stopping and option != OptionType.ABORT:
             return Reply.ERR_SHUTDOWN, b"the server is shutting down"
         clear = self._tls is Tls.REQUIRED and not self._secure

@@ -13,7 +13,7 @@ class FindExport:
     name: str
     #: The client enters the export (GO, EXPORT_NAME), which cannot be refused after found().
     enter: bool
-    #: The client has asked for a dirty bitmap. If the image should have one, and nobody can tell it, refuse.
+    #: The client has asked for a dirty bitmap. If the image should have one that cannot be read, call refused().
     changes: bool = False
 
 
@@ -24,7 +24,7 @@ class StartTls:
 
 @dataclass(frozen=True)
 class Transmit:
-    """Send the output and begin the transmission phase. `rest`: bytes that were received after the negotiation."""
+    """Send the output and begin the transmission phase. `rest` has the bytes received after the negotiation."""
 
     transmission: Transmission
     rest: bytes
@@ -32,7 +32,7 @@ class Transmit:
 
 @dataclass(frozen=True)
 class Close:
-    """Send the output and close. `reason`: the client's violation, for the log; None if the client has left."""
+    """Send the output and close. `reason` is the client's violation, for the log, or None if the client has left."""
 
     reason: str | None = None
 

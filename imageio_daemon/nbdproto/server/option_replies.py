@@ -44,7 +44,7 @@ class OptionReplies:
         self.add(Reply.ACK)
 
     def add_contexts(self, contexts: Iterable[tuple[int, str]]) -> None:
-        """Answer LIST_META_CONTEXT or SET_META_CONTEXT. contexts: id and name of each that is told."""
+        """Answer LIST_META_CONTEXT or SET_META_CONTEXT with the id and name of each context."""
         for number, name in contexts:
             self.add(Reply.META_CONTEXT, pack_context(number, name))
         self.add(Reply.ACK)
@@ -52,7 +52,8 @@ class OptionReplies:
     def add_infos(self, export: Export, infos: tuple[int, ...], *, preferred: int, chunks: bool) -> None:
         """Answer INFO or GO.
 
-        infos: types that the client asks for. preferred: the block size, in bytes. chunks: see Export.flags().
+        `infos` has the types of information that the client asks for. `preferred` is the preferred block size, in
+        bytes. Export.flags() explains `chunks`.
         """
         self.add(Reply.INFO, ExportInfo(export.size, export.flags(chunks=chunks)).pack())
         self.add(Reply.INFO, BlockSizes(MIN_BLOCK, preferred, MAX_PAYLOAD).pack())
@@ -65,7 +66,7 @@ class OptionReplies:
         self.add(Reply.ACK)
 
     def add_export(self, export: Export, *, chunks: bool, zeroes: bool) -> None:
-        """Answer EXPORT_NAME; its reply has no header. zeroes: append the reserved bytes."""
+        """Answer EXPORT_NAME by a reply without a header. With `zeroes`, append the reserved bytes."""
         self._output += EXPORT.pack(export.size, export.flags(chunks=chunks))
         if zeroes:
             self._output += ZEROES

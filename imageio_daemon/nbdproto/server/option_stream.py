@@ -10,7 +10,7 @@ _FLAGS = HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES
 
 
 class ClientViolation(Exception):
-    """The client violated the protocol, and the connection must be closed. The message is for the log."""
+    """The client violated the protocol, and the connection must be closed. The exception's text is for the log."""
 
 
 class ClientFlags(NamedTuple):
@@ -21,18 +21,18 @@ class ClientFlags(NamedTuple):
 
 
 class ClientOption(NamedTuple):
-    """One option. `payload`: None if it was longer than MAX_OPTION and was skipped."""
+    """One option. `payload` is None if it was longer than MAX_OPTION, and so was skipped."""
 
     option: int
     payload: bytes | None
 
 
 class OptionStream:
-    """Collect bytes until a message is complete. The payload of a long option is skipped, not held."""
+    """Collect bytes until a message is complete. Skip the payload of a long option, to save memory."""
 
     def __init__(self) -> None:
         self._input = bytearray()
-        self._skip = 0  # bytes of a too long payload that are still to come
+        self._skip = 0  # bytes of a too long payload that are still missing
         self._flags_seen = False
         #: How many more options the client may send.
         self.options_left = MAX_OPTIONS
@@ -53,7 +53,7 @@ class OptionStream:
         return bytes(self._input)
 
     def next(self) -> ClientFlags | ClientOption | None:
-        """Return the next message; None if more bytes are needed. Raises ClientViolation, BadMagic."""
+        """Return the next message, or None if more bytes are needed. Raises ClientViolation, BadMagic."""
         if self._skip:
             return None
         return self._next_option() if self._flags_seen else self._next_flags()

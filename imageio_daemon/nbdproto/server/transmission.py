@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server's negotiation agrees on for the transmission phase."""
+"""The agreement for the transmission phase that results from the server's negotiation."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from ..constants import BASE_ALLOCATION, ExportFlag
 
 @dataclass(frozen=True)
 class Export:
-    """An image as a client sees it. size: bytes. can_flush: FLUSH and FUA are offered.
+    """An image as a client sees it. `size` is in bytes. `can_flush` tells whether to offer FLUSH and FUA.
 
-    contexts: names of the metadata contexts that it has; the id of each is its place, from 1 on.
+    `contexts` has the names of its metadata contexts. The first one has the id 1, the next one 2, and so on.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Export:
     contexts: tuple[str, ...] = (BASE_ALLOCATION,)
 
     def flags(self, *, chunks: bool) -> int:
-        """Return the transmission flags (ExportFlag). chunks: structured replies or extended headers are in use."""
+        """Return the transmission flags (ExportFlag). `chunks` tells whether replies come in chunks (Agreement)."""
         flags = ExportFlag.HAS_FLAGS | ExportFlag.CAN_MULTI_CONN | ExportFlag.SEND_CACHE
         if self.can_flush:
             flags |= ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA
@@ -36,7 +36,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Transmission:
-    """The result of the negotiation. contexts: ids of those that are selected for BLOCK_STATUS, in ascending order."""
+    """The result of the negotiation. `contexts` has the ids of those selected for BLOCK_STATUS, in ascending order."""
 
     export: Export
     structured: bool
@@ -48,8 +48,9 @@ class Transmission:
 class Selection:
     """The contexts that the client has selected (NBD_OPT_SET_META_CONTEXT).
 
-    name: of the export. offered: the contexts that it had then. ids: those that are selected. changes: the client has
-    asked for a dirty bitmap, so that it must not take an export without one for one that has not changed.
+    `name` is the export's name. `offered` has the contexts that the export had then, and `ids` the selected ones.
+    `changes` tells that the client has asked for a dirty bitmap. It must not get an export without one, which it would
+    take for unchanged.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Selection:
 
 @dataclass
 class Agreement:
-    """What is agreed on so far. `selected`: the last selection, also if it was refused."""
+    """The agreement so far. `selected` is the last selection, even if it was refused."""
 
     structured: bool = False
     extended: bool = False
@@ -74,7 +75,7 @@ class Agreement:
     def transmission(self, export: Export) -> Transmission:
         """Return the result for this export."""
         selected = self.selected
-        # An image that was opened again meanwhile may have other bitmaps, to which the ids would belong.
+        # If the image was opened again since the selection, the ids may belong to other bitmaps now.
         holds = selected is not None and (selected.name, selected.offered) == (export.name, export.contexts)
         ids = selected.ids if selected is not None and holds else ()
         return Transmission(export, structured=self.structured, extended=self.extended, contexts=ids)
