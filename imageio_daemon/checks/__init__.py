@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service needs of its host, checked as the user that it runs as, before it is started."""
+"""Checks before the start of the service that the host has what it needs, made as the user of the service."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of Ceph: by the program that opens images of tickets, as the user that is checked."""
+"""The checks of Ceph. They use qemu, which also opens the images of tickets, as the user that is checked."""
 
 import json
 import shutil
@@ -15,19 +15,19 @@ from ..storage.qemu.reasons import remedy
 from ..urls import rbd as rbd_url
 from .finding import Finding, failed, ok, warning
 
-#: Seconds for a cluster to answer.
+#: Seconds that a cluster has to answer.
 TIMEOUT = 15.0
-#: Questions at a time: a cluster that does not answer is waited for once, not for each of its pools.
+#: Most questions at a time. So the checks wait once for a cluster that does not answer, not for each of its pools.
 AT_ONCE = 16
-#: An image that should not be there. A pool that can be read says so.
+#: An image that should not exist. A pool that can be read says that it does not.
 NOBODYS = "imageioctl check"
 _NOT_THERE = f"error reading header from {NOBODYS}: No such file or directory"
-#: What a key gets that is of another pool, or of one namespace.
+#: The error for a key of another pool, or of one namespace only.
 _NOT_PERMITTED = "Operation not permitted"
 
 
 def cluster(config: Config, urls: Sequence[str]) -> Iterator[Finding]:
-    """Check what is in [backend_rbd] allowed_pools, and that these images can be read, with the key of its user."""
+    """Check that the pools of [backend_rbd] allowed_pools, and images at `urls`, can be read with the user's key."""
     pools = config.backend_rbd.allowed_pools
     if pools and shutil.which("rbd") is None:
         yield warning("ceph", "without rbd (ceph-common) no ticket can tell what has changed since a snapshot")
@@ -59,7 +59,7 @@ def _image(config: Config, url: str) -> Finding:
 
 
 def _why_unreadable(config: Config, address: rbd_url.RbdAddress) -> str | None:
-    """Return why qemu cannot open an image; None if it can."""
+    """Return why qemu cannot open an image, or None if it can."""
     node = address.node(config.backend_rbd.conf, config.backend_rbd.user)
     command = ["qemu-img", "info", "json:" + json.dumps({"driver": "raw", "file": node})]
     try:

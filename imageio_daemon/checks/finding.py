@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check has found."""
+"""The result of a check."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Verdict(StrEnum):
-    """OK; a WARNING, with which the service is ready; FAILED: it does not start, is not ready, or nobody can use it."""
+    """How severe a finding is. With a WARNING the service is ready.
+
+    FAILED means that the service does not start, is not ready, or is of no use to anybody.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -22,15 +25,15 @@ class Finding(NamedTuple):
 
 
 def ok(check: str, text: str) -> Finding:
-    """Return that all is well."""
+    """Return a finding that all is well."""
     return Finding(check, Verdict.OK, text)
 
 
 def warning(check: str, text: str) -> Finding:
-    """Return what needs a look."""
+    """Return a finding that needs attention."""
     return Finding(check, Verdict.WARNING, text)
 
 
 def failed(check: str, text: str) -> Finding:
-    """Return what keeps the service from starting, or from being of use."""
+    """Return a finding that keeps the service from starting, or from being of use."""
     return Finding(check, Verdict.FAILED, text)

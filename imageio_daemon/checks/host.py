@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of what the configuration names on this host. Each runs in the process of the user that is checked.
+"""The checks of files, sockets and programs of this host, as the configuration names them.
 
-They change nothing: no socket listens afterwards, no file is made.
+Each check runs in a process of the user that is checked. Checks change nothing: they make no file, and afterwards no
+socket listens.
 """
 
 import os
@@ -27,7 +28,7 @@ from ..urls.rbd import is_rbd
 from . import ceph
 from .finding import Finding, failed, ok, warning
 
-#: Days before the end of a certificate from which on it is a warning. Usual renewals come 30 days before.
+#: Days before the end of a certificate when the warning begins. Usual renewals come 30 days before the end.
 EXPIRES_SOON = 14
 DAY = 24 * 3600
 #: Directories that the unit hides from the service (ProtectHome=, PrivateTmp=).
@@ -35,10 +36,10 @@ HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - not
 
 
 def of_user(config: Config, paths: Sequence[str], *, prepared: bool, unit_state: str = "") -> Iterator[Finding]:
-    """Check what the service's user needs. paths: images, and directories of images, that it should read and write.
+    """Check what the service's user needs. It should be able to read and write the images and directories in `paths`.
 
-    prepared: run_dir and the directories of sockets are prepared by root before the daemon is this user. unit_state:
-    the StateDirectory= of the unit.
+    `prepared` tells that root prepares run_dir and the directories of sockets before the daemon becomes this user.
+    `unit_state` is the StateDirectory= of the unit.
     """
     yield ok("user", f"checked as {_user_name()}")
     yield certificate(config)
@@ -58,7 +59,7 @@ def of_user(config: Config, paths: Sequence[str], *, prepared: bool, unit_state:
 
 
 def certificate(config: Config) -> Finding:
-    """Check that the server's certificate and key can be read and used, and how long."""
+    """Check that the server's certificate and key can be read and used, and for how long."""
     if not config.tls.enable:
         return ok("certificate", "none, for [tls] enable is false: images and ids of tickets are sent in the clear")
     try:
@@ -73,7 +74,7 @@ def certificate(config: Config) -> Finding:
 
 
 def authorities(config: Config) -> Finding:
-    """Check the certificates of the CAs by which other servers are verified."""
+    """Check the CA certificates that verify other servers."""
     ca_file = config.backend_http.ca_file or config.tls.ca_file
     try:
         tls_contexts.client_context(ca_file)
@@ -105,7 +106,7 @@ def state_dir(path: str, *, prepared: bool) -> Finding:
 
 
 def unit_state_dir(path: str) -> Finding:
-    """Check a directory that systemd makes at the start, and whose owner and mode it sets (systemd.exec(5))."""
+    """Check a state directory that systemd makes at the start, and sets its owner and mode (systemd.exec(5))."""
     return _state_dir(path, state.why_unusable(path, private=False) if os.path.lexists(path) else "")
 
 
@@ -134,7 +135,7 @@ def _unix(service: str, path: str, *, made: bool) -> Finding:
 
 
 def ports(config: Config, *, running: bool) -> Iterator[Finding]:
-    """Check that each service can listen on its port. running: a daemon with this configuration runs."""
+    """Check that each service can listen on its port, unless a `running` daemon with this configuration has it."""
     wanted = [("remote", config.remote.host, config.remote.port)]
     if config.nbd.enable and config.nbd.port >= 0:
         wanted.append(("nbd", config.nbd.host, config.nbd.port))
@@ -160,7 +161,7 @@ def _listens(service: str, place: str, attempt: "partial[None]", *, running: boo
 
 
 def formats(config: Config) -> Finding:
-    """Check what tickets with a format need."""
+    """Check what tickets with a format need: qemu-nbd, and the directories in allowed_paths."""
     if shutil.which("qemu-nbd") is None:
         verdict = failed if config.backend_nbd.allowed_paths else ok
         return verdict("formats", "raw only: qemu-nbd is not installed (qemu-utils)")
@@ -171,7 +172,7 @@ def formats(config: Config) -> Finding:
 
 
 def lanes(config: Config) -> Finding:
-    """Check that C can move bytes as it should."""
+    """Check the memory for lanes, and that the kernel allows asynchronous I/O."""
     if memory_shares.is_raised(config):
         return warning("lanes", f"[daemon] buffer_memory is too small: {memory_shares.LEAST // MiB}M counts")
     if error := async_io_error():
@@ -180,7 +181,7 @@ def lanes(config: Config) -> Finding:
 
 
 def image(path: str) -> Finding:
-    """Check that an image can be read and written, or files of a directory looked up."""
+    """Check that an image can be read and written, or that a directory can be entered."""
     try:
         is_directory = stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as e:
@@ -208,7 +209,7 @@ def control_socket(config: Config) -> str:
 
 
 def answers(path: str) -> bool:
-    """Tell whether a process listens on a unix socket; @NAME is an abstract one."""
+    """Tell whether a process listens on a unix socket. A path like @NAME is an abstract address."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(f"\0{path[1:]}" if path.startswith("@") else path)
@@ -218,7 +219,7 @@ def answers(path: str) -> bool:
 
 
 def _why_unusable(directory: str) -> str:
-    """Return why files cannot be made in a directory; "" if they can."""
+    """Return why files cannot be made in a directory, or "" if they can."""
     if not os.path.isdir(directory):
         return f"{directory} is no directory"
     return "" if os.access(directory, os.W_OK | os.X_OK) else f"{_user_name()} cannot write to {directory}"

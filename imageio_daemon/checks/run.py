@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of a configuration, each as the user that it concerns."""
+"""All checks of a configuration. Each runs as the user that it concerns."""
 
 import json
 import os
@@ -16,19 +16,19 @@ from ..runtime import privileges
 from . import host
 from .finding import Finding, Verdict, failed, ok, warning
 
-#: There is systemd (sd_booted(3)). Then the service is started as its user.
+#: It exists on hosts with systemd (sd_booted(3)), which starts the service as its user.
 _SYSTEMD = Path("/run/systemd/system")
 UNIT = "imageio-daemon"
-#: Where StateDirectory= is (systemd.exec(5)).
+#: The directory that has the directories of StateDirectory= (systemd.exec(5)).
 _STATE_DIRECTORIES = "/var/lib"
-#: Seconds for systemctl.
+#: Seconds that systemctl has to answer.
 SYSTEMCTL_TIMEOUT = 10.0
 
 
 def check(conf_dir: Path, paths: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield all findings. paths: images and directories that the service's user should reach.
+    """Yield all findings. The service's user should be able to reach the images and directories in `paths`.
 
-    As root, a child process becomes that user. Others check as themselves.
+    If this runs as root, a child process becomes that user. Otherwise the checks run as the present user.
     """
     try:
         loaded = files.load(conf_dir)
@@ -78,14 +78,14 @@ def _readable(conf_dir: Path) -> Iterator[Finding]:
 
 
 def _renewable(certificate: Finding) -> Finding:
-    """Return what it means that the user cannot load a certificate that root loads at the start."""
+    """Turn a failure into a warning: root loads the certificate at the start, but the user cannot load a new one."""
     if certificate.verdict is not Verdict.FAILED:
         return certificate
     return warning(certificate.check, f"after a renewal it cannot be loaded without a restart: {certificate.text}")
 
 
 def _in_child(identity: privileges.Identity, checks: Callable[[], list[Finding]]) -> Iterator[Finding]:
-    """Run the checks in a child process that has become the user, with the groups that the unit adds."""
+    """Run the checks in a child process as the user, with the groups that the unit adds."""
     groups = _unit("SupplementaryGroups")
     ours, theirs = os.pipe()
     child = os.fork()
@@ -115,7 +115,7 @@ def _most_files() -> int:
 
 
 def _unit(setting: str) -> Sequence[str]:
-    """Return the words of a setting of the unit; none without systemd."""
+    """Return the words of a setting of the unit, or none without systemd."""
     if not _SYSTEMD.is_dir() or shutil.which("systemctl") is None:
         return ()
     command = ["systemctl", "show", f"--property={setting}", "--value", UNIT]
