@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and seconds as text: in messages to users, and as arguments of commands."""
+"""Bytes and seconds as text, for messages to users and arguments of commands."""
 
 import argparse
 import re

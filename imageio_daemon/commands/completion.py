@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of the commands in bash and zsh, made of the parsers of their arguments by shtab.
+"""Completion of the commands in bash and zsh. shtab makes it from the parsers of their arguments.
 
-Packages bring what it prints. shtab is imported when it is asked for: who installs a wheel may have it or not (the
-extra `completion` of pyproject.toml).
+Packages contain the scripts. shtab is imported only for --print-completion, because a wheel may be installed without it
+(the extra `completion` of pyproject.toml).
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 SHELLS = ("bash", "zsh")
-#: What is completed for an argument, by its metavar: names of shtab.
+#: What shtab completes for an argument, by its metavar.
 _BY_METAVAR = {"FILE": "FILE", "PATH": "FILE", "IMAGE": "FILE", "URL|IMAGE": "FILE", "DIR": "DIR"}
 
 
@@ -27,7 +27,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     for action in _actions(parser):
         if action.metavar in _BY_METAVAR:
             action.complete = getattr(shtab, _BY_METAVAR[str(action.metavar)])  # type: ignore[attr-defined]
-    # Functions of all commands are in one shell, so they have the name of theirs.
+    # One shell has the functions of all commands, so their names begin with the command's.
     return str(shtab.complete(parser, shell, root_prefix=parser.prog.replace("-", "_")))
 
 

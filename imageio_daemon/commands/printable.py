@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for people: names are chosen by others, and may be any bytes."""
+"""Safe text for people. Others choose the names of files and images, which may be any bytes."""
 
 import json
 import re
@@ -8,10 +8,10 @@ _BARE_VALUE = re.compile(r'[^\s"=]+')
 
 
 def printable(text: str) -> str:
-    """Return a text as one line that changes no terminal and can be encoded.
+    """Return a text as one line that has no effect on a terminal and can be encoded.
 
-    Control characters, separators of lines, marks of direction and lone surrogates are escaped. Bytes that are not
-    UTF-8, which names have as surrogates (PEP 383), become `\\xff`.
+    Control characters, separators of lines, marks of direction and lone surrogates are escaped. Names have surrogates
+    for bytes that are not UTF-8 (PEP 383), which become like `\\xff`.
     """
     if text.isprintable():
         return text
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value of name=value, as log and events have it: in quotes if it could look like another pair."""
+    """Return the value for a pair name=value, as in log lines and events. Quote it if it could look like a pair."""
     text = str(value)
     return text if _BARE_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 

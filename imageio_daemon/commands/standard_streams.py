@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard input, output and error of the commands.
 
-What cannot be written there changes nothing of what a command does: the disk below its log may be full, its reader may
-be gone, its caller may have closed it. A command whose output is all that it does ends, and its status tells it.
+A command goes on if it cannot write to them: the disk may be full, the reader gone, or the stream closed by the caller.
+Only a command whose result is its output ends then, with a status that says so.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 STDIN, STDOUT, STDERR = range(3)
-#: Seconds that what need not be read waits for its reader: a busy one misses nothing, and a transfer is not held up.
+#: Seconds that a write which may be dropped waits for the reader. So a busy one misses nothing, and no transfer stops.
 PATIENCE = 0.1
 
 
 class Descriptor(io.FileIO):
-    """A descriptor that stays open for its owner. Writes wait where another process has made it non-blocking."""
+    """A descriptor that stays open for its owner. Writes block, also if another process has made it non-blocking."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, "w", closefd=False)
@@ -36,10 +36,11 @@ class Descriptor(io.FileIO):
 
 
 class Output(Descriptor):
-    """A descriptor whose writes do not fail: what cannot be written is dropped.
+    """A descriptor whose writes do not fail: bytes that cannot be written are dropped.
 
-    failure: the first reason. is_result: the output is what the command is for, so that one write raises it. waits: a
-    write waits for a reader that does not read; otherwise it is dropped after PATIENCE.
+    `failure` is the first error. `is_result` tells that the output is the purpose of the command, and then the first
+    write that fails raises its error. `waits` tells that a write waits for a reader that does not read. Otherwise it is
+    dropped after PATIENCE.
     """
 
     def __init__(self, fd: int, *, is_result: bool = False) -> None:
@@ -49,7 +50,7 @@ class Output(Descriptor):
         self.failure: OSError | None = None
 
     def write(self, data: "Buffer", /) -> int:
-        """Write some bytes, or drop all. Raises OSError, once, if it is the result."""
+        """Write some bytes, or drop all. Raises OSError once if the output is the command's result."""
         # A pipe is ready if it has room for PIPE_BUF bytes (pipe(7)), which is more than any line.
         if not self.waits and not select.select([], [self], [], PATIENCE)[1]:
             return memoryview(data).nbytes
@@ -75,11 +76,10 @@ class Streams(NamedTuple):
 
 
 def run(program: str, command: Callable[[Streams], int], *, lost: int) -> int:
-    """Run a command with such streams, and return its exit status.
+    """Run a command with these streams, and return its exit status.
 
-    command: may tell of its standard output that it is no result. lost: the status for a result that could not be
-    written. Standard error tells why, unless the reader has gone, as `head` does. An exit of argparse is the end of the
-    command.
+    The command may change `is_result` of its output. If a result cannot be written, the status is `lost`, and standard
+    error says why, unless the reader has gone, as `head` does. If argparse exits, the command ends in the same way.
     """
     with _in_place() as streams:
         output = streams.output
@@ -88,7 +88,7 @@ def run(program: str, command: Callable[[Streams], int], *, lost: int) -> int:
             sys.stdout.flush()
         except SystemExit as e:
             status = e.code if isinstance(e.code, int) else 0
-            with contextlib.suppress(OSError):  # it is output.failure
+            with contextlib.suppress(OSError):  # output.failure has the error
                 sys.stdout.flush()
         except OSError as e:
             if e is not output.failure:
@@ -103,7 +103,7 @@ def run(program: str, command: Callable[[Streams], int], *, lost: int) -> int:
 
 @contextlib.contextmanager
 def _in_place() -> Iterator[Streams]:
-    """Take the places of sys.stdin, sys.stdout and sys.stderr for a block, unless a program has put others there."""
+    """Replace sys.stdin, sys.stdout and sys.stderr for a block, unless a program has replaced them already."""
     _open_closed()
     before = sys.stdin, sys.stdout, sys.stderr
     streams = Streams(Output(STDOUT, is_result=True), Output(STDERR))
@@ -121,9 +121,9 @@ def _in_place() -> Iterator[Streams]:
 
 
 def _open_closed() -> None:
-    """Open those that are closed: a file or socket that took the number would get what is meant for the stream.
+    """Open closed standard descriptors, so that no file or socket gets their number, and bytes meant for the stream.
 
-    They fail as closed ones do, with EBADF: what is read cannot be read, what is written cannot be written.
+    They are opened for the wrong direction, so their use fails with EBADF, as that of closed ones.
     """
     for fd, way in (STDIN, os.O_WRONLY), (STDOUT, os.O_RDONLY), (STDERR, os.O_RDONLY):
         try:
@@ -133,15 +133,15 @@ def _open_closed() -> None:
 
 
 def _is_of(stream: TextIO | None, fd: int) -> bool:
-    """Tell whether a stream is the interpreter's own; None: its descriptor was closed."""
+    """Tell whether a stream is the interpreter's own, which is None if its descriptor was closed."""
     try:
         return stream is None or stream.fileno() == fd
-    except (OSError, ValueError):  # it has none
+    except (OSError, ValueError):  # it has no descriptor
         return False
 
 
 def _text(raw: Output, former: TextIO | None, *, line_buffering: bool = False) -> TextIO:
-    """Return a stream of text like the former one. What its encoding does not have is escaped."""
+    """Return a stream of text like the former one. Characters that its encoding lacks are escaped."""
     errors = former.errors if former is not None else None
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
