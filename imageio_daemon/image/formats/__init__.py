@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of image formats, read as far as they name other files that have to be opened with the image."""
+"""Read the headers of image formats, to find other files that have to be opened with the image."""
 
 from collections.abc import Callable, Mapping
 
 from . import qcow2, vdi, vhdx, vmdk, vpc
 from .header import Header, Read
 
-#: How the header of each format is read. `raw` has none.
+#: The function that reads the header of each format. `raw` has no header.
 PARSERS: Mapping[str, Callable[[Read], Header]] = {
     "raw": lambda _: Header(),
     "qcow2": qcow2.parse,
@@ -16,5 +16,5 @@ PARSERS: Mapping[str, Callable[[Read], Header]] = {
     "vdi": vdi.parse,
 }
 
-#: The formats of image files. None is ever probed for, because a guest decides how a raw image begins.
+#: The formats of image files. The format of a file is never probed, because a guest decides how a raw image begins.
 FORMATS = tuple(PARSERS)

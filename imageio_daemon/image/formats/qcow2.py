@@ -15,7 +15,7 @@ _HEAD_V3 = Struct(">QQQII")
 _HEAD_V3_OFFSET = 72
 _EXTENSION = Struct(">II")
 
-#: The bits that are known: dirty, corrupt, external data file, compression type, extended L2 entries.
+#: The known bits of incompatible_features: dirty, corrupt, external data file, compression type, extended L2 entries.
 _KNOWN_FEATURES = 0x1F
 _DATA_FILE_BIT = 1 << 2
 
@@ -24,14 +24,14 @@ _BACKING_FORMAT = 0xE2792ACA
 _DATA_FILE = 0x44415441
 
 MAX_NAME = 1023
-#: What no name has that somebody has given: NUL ends it for other programs, and others would end lines of a log.
+#: Characters that no real name has. Other programs take NUL as the end of a name, and some end lines of a log.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-#: Where extensions may stand, in bytes. They are in the first cluster; those known take less than 1 KiB.
+#: The furthest end of header extensions, in bytes. They are in the first cluster, and known ones take less than 1 KiB.
 MAX_HEADER = 64 * 1024
 
 
 def parse(read: Read) -> Header:
-    """Return what the header names. Raises ValueError."""
+    """Return the files that the header names, and what the image can zero. Raises ValueError."""
     require_magic(read, 0, QCOW2, "qcow2")
     version, name_offset, name_size, cluster_bits, _, encryption = unpack(_HEAD, read, 0)
     features, length = 0, _HEAD_V3_OFFSET
@@ -71,16 +71,16 @@ def disk_size(read: Read) -> int:
 def _zero_unit(version: int, cluster: int, data_file: str | None) -> int | None:
     """Return the bytes of a cluster if the table of clusters can mark it as zeros.
 
-    Version 2 has no such mark. A file of its own for the data may have to be zeroed, too, and that file system may be
+    Version 2 has no such mark. If the data is in another file, that may have to be zeroed, too. Its file system may be
     slow, or punch a hole first and then find out that it cannot allocate.
     """
     return cluster if version >= 3 and data_file is None else None
 
 
 def _extensions(read: Read, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield type and content of those that name something. Raises ValueError."""
+    """Yield type and content of the extensions that have a name. Raises ValueError."""
     seen = set()
-    start, header = offset, read(offset, end - offset)  # at once: there may be thousands of empty extensions
+    start, header = offset, read(offset, end - offset)  # one read, as there may be thousands of empty extensions
 
     def inside(place: int, size: int) -> bytes:
         return header[place - start : place - start + size]
@@ -109,7 +109,7 @@ def _name_size(size: int) -> int:
 
 
 def _name(data: bytes) -> str:
-    """Return a name; bytes that are not UTF-8 as os.fsdecode() has them. Raises ValueError."""
+    """Return a name. Bytes that are not UTF-8 become surrogates, as in os.fsdecode(). Raises ValueError."""
     name = data.decode(errors="surrogateescape")
     if _CONTROL.search(name):
         raise ValueError("a name in the header has control characters")

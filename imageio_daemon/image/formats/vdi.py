@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VDI of VirtualBox. Source: the struct in its sources, as the format's descriptions on the web repeat it."""
+"""VDI, the format of VirtualBox. Source: the struct in its source code, as descriptions on the web repeat it."""
 
 from struct import Struct
 

@@ -7,8 +7,8 @@ from uuid import UUID
 from ..magics import VHDX
 from .header import Header, Read, read_exactly, require_magic, unpack
 
-#: There are two copies; either may be the valid one after a crash. One without its signature is followed by nobody, the
-#: others have to be in order.
+#: The offsets of two copies, either of which may be the valid one after a crash. No program follows a copy without its
+#: signature. The others have to be in order.
 REGION_TABLES = (192 * 1024, 256 * 1024)
 _SIGNATURE = b"regi"
 _TABLE = Struct("<4s4xI4x")
@@ -20,7 +20,7 @@ _PARAMETERS = Struct("<II")
 _METADATA_REGION = UUID("8b7ca206-4790-4b9a-b8fe-575f050f886e").bytes_le
 _FILE_PARAMETERS = UUID("caa16737-fa36-4d43-b3b6-33f0aa44e76b").bytes_le
 _HAS_PARENT = 2
-#: The format's limit, of both tables.
+#: The limit of the format, for both kinds of tables.
 MAX_ENTRIES = 2047
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """VMDK: only images in one file. Source: VMware's Virtual Disk Format 5.0.
 
-The other kinds are lists of files, each of which may be such a list again.
+Other kinds of VMDK are lists of files, and each of the files may be such a list, too.
 """
 
 from struct import Struct
@@ -12,20 +12,20 @@ from .header import Header, Read, require_magic, unpack
 SECTOR = 512
 #: capacity, desc_offset, desc_size; in sectors
 _HEAD = Struct("<12xQ8xQQ")
-#: Where qemu looks for the name of a parent, and how much it reads there, whatever the header says; in sectors.
+#: The place where qemu always looks for the name of a parent, and the length that it reads there, in sectors.
 _USUAL_DESCRIPTOR = 1
 _LOOKED_AT = 20
 #: The longest descriptor that is read, in sectors: 1 MiB, as in qemu.
 MAX_DESCRIPTOR = 2048
 
-#: In lower case. qemu looks for it anywhere in the descriptor.
+#: The key of the parent's name, in lower case. qemu looks for it anywhere in the descriptor.
 _PARENT = b"parentfilenamehint"
 
 
 def parse(read: Read) -> Header:
     """Check that the image stands alone. Raises ValueError.
 
-    The whole descriptor is looked at: a parent whose name qemu does not see would be read as zeros.
+    This searches the whole descriptor. If qemu does not see the name of a parent, it reads zeros in its place.
     """
     require_magic(read, 0, VMDK, "single-file vmdk")
     capacity, offset, size = unpack(_HEAD, read, 0)

@@ -13,8 +13,7 @@ _DYNAMIC = 3
 def parse(read: Read) -> Header:
     """Check that the image stands alone. Raises ValueError.
 
-    A fixed one has its header at the end of the file, where nothing can name another file; its first bytes are the
-    guest's.
+    A fixed image has its header at the end of the file, and cannot name another file. Its first bytes are the guest's.
     """
     if read(0, len(VPC)) == VPC:
         (kind,) = unpack(_TYPE, read, 0)
