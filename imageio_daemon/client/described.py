@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers as they are asked for: from where, to where, and how. Library and command make the same descriptions."""
+"""Descriptions of transfers: from where, to where, and how. Both the library and the command make and run them."""
 
 import contextlib
 import os
@@ -29,13 +29,16 @@ from .transfer.upload import Upload
 if TYPE_CHECKING:
     from .transfer.preview import Preview
 
-#: How a local image is named, or a stream.
+#: The path or URL of a local image, or a stream.
 Local: TypeAlias = str | os.PathLike[str] | BinaryIO
 
 
 @dataclass(frozen=True)
 class Uploading:
-    """An upload of a local image. how: to read it. options: how to send it. It and its methods raise ClientError."""
+    """An upload of a local image. `how` says how to read it, and `options` how to send it.
+
+    The constructor and the methods raise ClientError.
+    """
 
     source: Local
     url: str
@@ -48,7 +51,7 @@ class Uploading:
             raise Usage("base and bitmap belong together: the checksum of the image when its bitmap began")
 
     def run(self, report: Report | None = None) -> Uploaded:
-        """Upload the image. report: called every 0.1 s."""
+        """Upload the image. Call `report` every 0.1 s."""
         counter = Counter()
         with self._opened(self.how, Opening(counter, report)) as (session, source):
             if self.options.update and source.is_stream:
@@ -58,10 +61,10 @@ class Uploading:
             return Upload(source, session, self.options, report, counter).run()
 
     def preview(self) -> "Preview":
-        """Tell what run() would do. Changes nothing on the server, and keeps nothing here."""
+        """Return what run() would do. Changes nothing on the server, and keeps no file on this host."""
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
-        how = replace(self.how, expect=None, bitmap=None)  # which would take long to tell
+        how = replace(self.how, expect=None, bitmap=None)  # checking these would take long
         with self._opened(how) as (session, source):
             session.stop.call(source.stop)
             names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, self.how)}
@@ -87,7 +90,10 @@ class Uploading:
 
 @dataclass(frozen=True)
 class Downloading:
-    """A download to a local target. making: how to make or open it. options: how to receive. As Uploading otherwise."""
+    """A download to a local target. `making` says how to make or open it, and `options` how to receive the image.
+
+    The constructor and the methods raise ClientError.
+    """
 
     url: str
     target: Local
@@ -96,13 +102,13 @@ class Downloading:
     options: DownloadOptions
 
     def run(self, report: Report | None = None) -> Downloaded:
-        """Download the image. report: called every 0.1 s."""
+        """Download the image. Call `report` every 0.1 s."""
         chosen = self._chosen()
         with self._locked(chosen) as session:
             return Download(session, chosen.make(), self.options, report).run()
 
     def preview(self) -> "Preview":
-        """Tell what run() would do, without update. Makes no file, and writes to no image."""
+        """Return what run() would do without `update`. Makes no file, and writes to no image."""
         from .transfer import preview  # noqa: PLC0415 - as above
 
         dirty, said = self.options.dirty, self.making.format
@@ -140,7 +146,7 @@ class Downloading:
 
 @dataclass(frozen=True)
 class Copying:
-    """A copy from one server to another: an upload whose source is an image of a server. As Uploading otherwise."""
+    """A copy from one server to another: an upload whose source is an image of a server. Methods raise ClientError."""
 
     source: str
     target: str
@@ -149,14 +155,14 @@ class Copying:
     options: UploadOptions
 
     def run(self, report: Report | None = None) -> Uploaded:
-        """Copy the image. report: called every 0.1 s."""
+        """Copy the image. Call `report` every 0.1 s."""
         if not (is_url(self.source) and is_url(self.target)):
             raise Usage("a copy is from one server to another: upload takes an image of this host, download makes one")
         with (
             ClientSession(self.target, self.settings) as session,
             ClientSession(self.source, self.source_settings) as origin,
         ):
-            # In a thread, so that Ctrl-C ends the wait.
+            # Open it in a thread, so that Ctrl-C ends the wait.
             (opened,) = workers.run([lambda: RemoteSource(origin)], origin.stop)
             with contextlib.closing(opened):
                 return Upload(opened, session, self.options, report).run()

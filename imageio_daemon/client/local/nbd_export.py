@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of NBD servers as local images: nbd://HOST/NAME, nbds:// with TLS, nbd+unix:///NAME?socket=PATH.
 
-The client takes them as raw. It opens several connections only if the server says that all of them see the same image
-(NBD_FLAG_CAN_MULTI_CONN of proto.md). Other servers may refuse a second connection, or flush only the writes of the
-connection that asks.
+The client treats them as raw images. It opens several connections only if the server says that all of them see the same
+image (NBD_FLAG_CAN_MULTI_CONN of proto.md). Other servers may refuse a second connection, or flush only the writes of
+the connection that sends the flush.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from .nbd_image import NbdImage, Secure
 
 
 class _Export:
-    """The common part of source and target. Methods raise LocalError."""
+    """The common part of NbdSource and NbdTarget. Methods raise LocalError."""
 
     portion = 32 * MiB
 
@@ -38,7 +38,7 @@ class _Export:
 
 
 class NbdSource(_Export):
-    """An export to read. As with block devices, only a dirty bitmap shows whether it has changed."""
+    """An export to read. As for block devices, only a dirty bitmap shows whether it has changed."""
 
     is_stream = False
     identity: Mapping[str, object] | None = None
@@ -53,11 +53,11 @@ class NbdSource(_Export):
         return self._image.size
 
     def extents(self) -> Iterator[Extent]:
-        """Yield all extents, in order and without gaps, or one of data if the server does not tell them."""
+        """Yield all extents, in order and without gaps, or one extent of data if the server has no extents."""
         return self._image.extents()
 
     def changed(self) -> RangeSet | None:
-        """Return what the bitmap marks, or more; None: the server does not tell it."""
+        """Return the ranges that the bitmap marks, or larger ones, or None if the server does not send the bitmap."""
         return None if self._bitmap is None else self._image.changed(self._bitmap)
 
     def read(self, offset: int, buffer: memoryview) -> None:
@@ -66,7 +66,7 @@ class NbdSource(_Export):
         self._image.read(offset, buffer)
 
     def check(self) -> None:
-        """Do nothing: see identity."""
+        """Do nothing: an export has no identity that could change."""
 
     def close(self) -> None:
         """Disconnect."""
@@ -74,7 +74,7 @@ class NbdSource(_Export):
 
 
 class NbdTarget(_Export):
-    """An export that is written in place. Bytes beyond the image's end do not change."""
+    """An export to write in place. Its bytes beyond the end of the image do not change."""
 
     block = 1
     reads_zero = False
@@ -86,7 +86,7 @@ class NbdTarget(_Export):
             raise LocalError(f"{uri} can't be written: its server says that it is read-only")
 
     def start(self, size: int) -> None:
-        """Check that the image fits."""
+        """Raise LocalError unless the image fits into the export."""
         if size > self._image.size:
             raise LocalError(f"{self._uri} has {self._image.size} bytes, the image {size}: it does not fit")
 
@@ -101,7 +101,7 @@ class NbdTarget(_Export):
         self._image.zero(offset, length)
 
     def finish(self) -> None:
-        """Flush, and disconnect. Raises LocalError also if the server cannot flush."""
+        """Flush, and disconnect. Raises LocalError, also if the server cannot flush."""
         if not self._image.can(ExportFlag.SEND_FLUSH):
             raise LocalError(f"the server of {self._uri} has no flush: what was written may not be on stable storage")
         self._image.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of an NBD server, on blocking connections, one for each concurrent request."""
+"""An image of an NBD server. It uses blocking connections, one for each concurrent request."""
 
 import contextlib
 import os
@@ -27,30 +27,30 @@ from ...urls.nbd import NbdAddress
 from ..errors import LocalError
 from ..stopping import Stop
 
-#: Seconds to wait for a server, because a flush of gigabytes to a slow disk takes long.
+#: Seconds to wait for a server. They are many because a flush of gigabytes to a slow disk takes long.
 TIMEOUT = 600.0
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT = 15.0
-#: Most connections to a server that takes several.
+#: Most connections to a server that allows several.
 MOST = 64
-#: Most bytes of a request with data, and of one without. Lengths have 32 bits, and shorter requests are answered
-#: sooner.
+#: Most bytes of a request with data, and of one without. Lengths have 32 bits, and the answer to a shorter request
+#: comes sooner.
 MAX_DATA = 8 * MiB
 MAX_RANGE = 1 * GiB
-#: Bytes of the reads that find an unreadable place: a cluster of most images.
+#: Bytes of each read that searches for an unreadable place, as of a cluster of most images.
 LEAST_DATA = 64 * KiB
 _NEGOTIATION = 16 * KiB
 _ZEROS = bytes(1 * MiB)
 
-#: A function that takes over a connected socket and returns one with TLS, to a server with a certificate for a name.
+#: A function that takes over a connected socket, and returns one with TLS. The server's certificate is for the name.
 Secure = Callable[[socket.socket, str], socket.socket]
 
 
 class NbdImage:
     """An export. Thread-safe. Methods block, and raise LocalError.
 
-    `name` is the image's name in messages. `stop` shuts down the connections, so that waiting calls fail. `secure` is
-    for an address with TLS. `is_ours` tells that the server takes any number of connections. `dirty` is for changed().
+    `name` is the image's name in messages. `stop` shuts down the connections, so that waiting calls fail. An address
+    with TLS needs `secure`. `is_ours` tells that the server allows any number of connections. changed() needs `dirty`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class NbdImage:
                 raise
 
     def _request(self, offset: int, buffer: memoryview) -> ClientRequest:
-        """Return a READ whose answer comes in one part: in parts, qemu-nbd disconnects in place of an error."""
+        """Return a READ with an answer in one part: with several, qemu-nbd disconnects instead of sending an error."""
         flags = CommandFlag.DF if self._agreed.can(ExportFlag.SEND_DF) else 0
         return ClientRequest(Command.READ, offset, len(buffer), flags, buffer)
 
@@ -141,7 +141,7 @@ class NbdImage:
             yield Extent(0, self.size)
 
     def changed(self, bitmap: str) -> RangeSet | None:
-        """Return what the dirty bitmap of this name marks, or more; None: the server does not tell it."""
+        """Return the ranges that the dirty bitmap of this name marks, or larger ones, or None without that bitmap."""
         context = self._context(DIRTY_BITMAP + bitmap)
         if context is None:
             return None
@@ -182,7 +182,7 @@ class NbdImage:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator["_ImageConnection"]:
-        """Return an idle or new connection for the block. After an error it is closed, otherwise it is idle again."""
+        """Provide an idle or new connection for the block. Then it is idle again, or closed after an error."""
         try:
             with self._places:
                 connection = self._taken() or _ImageConnection(
@@ -207,7 +207,7 @@ class NbdImage:
 class _ImageConnection:
     """A connection for one request at a time.
 
-    Raises OSError, ExportRefused, ServerViolation, BadMagic, and at first Stopped.
+    Methods raise OSError, ExportRefused, ServerViolation and BadMagic. The constructor may also raise Stopped.
     """
 
     def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None, *, dirty: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that qemu-nbd reads and writes: those in formats other than raw, and others that qemu can open."""
+"""Images that qemu-nbd reads and writes: images in formats other than raw, and others that qemu can open."""
 
 import contextlib
 import logging
@@ -23,9 +23,9 @@ from .source import Source, changed, identity
 
 log = logging.getLogger(__name__)
 
-#: Formats whose images can be opened after a flush, whatever happens to their qemu-nbd then.
+#: Formats whose images can be opened again after a flush, even if their qemu-nbd is killed later.
 CONTINUED = ("qcow2",)
-#: Seconds for the qemu-nbd of a killed download to end, and seconds between two checks.
+#: Seconds that the qemu-nbd of a killed download has to end, and seconds between two checks of that.
 LEFT_TIMEOUT = 10.0
 LEFT_POLL = 0.1
 #: Options that give a new image exactly the wanted size. Without them, a vpc has whole cylinders.
@@ -33,7 +33,7 @@ SIZED: Mapping[str, tuple[str, ...]] = {"vpc": ("-o", "force_size=on")}
 
 
 class ServedSource:
-    """A source with a qemu-nbd that serves it and ends with it. Methods raise LocalError."""
+    """A source that a qemu-nbd serves. Both end together. Methods raise LocalError."""
 
     is_stream = False
     portion = 32 * MiB
@@ -62,7 +62,7 @@ class ServedSource:
 
 
 class ServedTarget:
-    """A target with a qemu-nbd that serves it and ends with it. Methods raise LocalError."""
+    """A target that a qemu-nbd serves. Both end together. Methods raise LocalError."""
 
     portion = 32 * MiB
     block = 1
@@ -100,7 +100,10 @@ class ServedTarget:
 
 
 class QemuSource(ServedSource):
-    """A source in a format other than raw. `name` is for messages, by default the path. `bitmap` has what changed."""
+    """A source in a format other than raw. `name` is for messages, by default the path.
+
+    `bitmap` is the name of a dirty bitmap for changed().
+    """
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class QemuSource(ServedSource):
             }
 
     def changed(self) -> RangeSet | None:
-        """Return what the bitmap marks, or more; None: it tells nothing."""
+        """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
         if self._bitmap is None:
             return None
         with self._server.serving() as image:
@@ -157,7 +160,7 @@ class QemuSource(ServedSource):
 
 
 class PresentSource(ServedSource):
-    """The present content of a target, to compare with while the target is written."""
+    """The present content of a target, for comparisons while the target is written."""
 
     identity: Mapping[str, object] | None = None
 
@@ -187,11 +190,11 @@ class QemuTarget(ServedTarget):
 
     @property
     def reads_zero(self) -> bool:
-        """Tell whether the image is new. One that is left has data, also some that was never flushed."""
+        """Tell whether the image is new. One that an earlier download has left has data, some of it never flushed."""
         return not self._part.is_earlier
 
     def resume(self, size: int) -> Source | None:
-        """Serve the image that is left, if qemu can open it and it has this size."""
+        """Serve the image of an earlier download, if there is one that qemu can open, and it has this size."""
         if not self._part.is_earlier:
             return None
         deadline = time.monotonic() + LEFT_TIMEOUT
@@ -208,7 +211,7 @@ class QemuTarget(ServedTarget):
         return PresentSource(self._server)
 
     def start(self, size: int) -> None:
-        """Create the image, and serve it by qemu-nbd. Log its size if the format cannot have the wanted one."""
+        """Create the image, and serve it by qemu-nbd. Log its size if the format cannot have the wanted size."""
         if self._part.is_earlier:
             if self._server is not None:
                 self._server.close()
@@ -237,7 +240,7 @@ class QemuTarget(ServedTarget):
             image.flush()
 
     def keep(self) -> bool:
-        """End qemu-nbd, which flushes, and sync the file."""
+        """End qemu-nbd, which flushes, and sync the file. Return whether qemu-nbd has ended well."""
         ended = True
         if self._server is not None:
             self._server.close()
@@ -252,7 +255,7 @@ class QemuTarget(ServedTarget):
         self._part.publish()
 
     def _closed(self) -> None:
-        """Do what is left to do after qemu-nbd has closed the complete image."""
+        """Do the rest of the work after qemu-nbd has closed the complete image. Subclasses may override this."""
 
     def abandon(self) -> None:
         """Remove the image."""
