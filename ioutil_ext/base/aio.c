@@ -16,8 +16,8 @@
 #include "base/aio.h"
 #include "base/fork.h"
 
-/* Calls of a loop under way: as many as a lane has requests. fs.aio-max-nr, 65536 for a host, is enough for 1024. */
-#define MAX_CALLS 64u
+/* Calls of a loop under way. fs.aio-max-nr, 65536 for a host, is enough for 1024 loops. */
+#define MAX_CALLS LOOP_FIBERS
 
 #define MAX_KEPT 64u
 

@@ -19,10 +19,10 @@
 #include "base/numbers.h"
 
 /* Most descriptors that fibers of a loop wait for at a time. Those of further ones are looked at in a later round. */
-#define MAX_POLLED 64u
+#define MAX_POLLED LOOP_FIBERS
 
-/* Most runs of fibers in a round: as many as a lane has requests. Their answers wait for the end of the round. */
-#define MAX_RUNS 64u
+/* Most runs of fibers in a round. Their answers wait for the end of the round. */
+#define MAX_RUNS LOOP_FIBERS
 
 /*
  * Most runs in a round whose calls are a batch. 4 KiB at depth 16 on a disk, beside one run, medians of 7 and 9 rounds

@@ -16,6 +16,10 @@
 
 #define FOR_EVER UINT64_MAX
 
+/* Most fibers that do something in a round: a lane has as many requests at a time (lane/tasks.c). Each may have begun a
+   call (aio.c). */
+#define LOOP_FIBERS 64u
+
 /* Calls of fibers that are begun together before the loop sleeps, and whose ends make its eventfd readable (aio.c). */
 struct batch {
     void (*begin)(struct batch *batch); /* begin the calls of a round */

@@ -15,7 +15,7 @@
 #include "lane/lane.h"
 
 /* Most tasks of a lane, so most requests at a time; others wait in the socket. nbdcopy sends 64, qemu 16. */
-#define MAX_TASKS 64u
+#define MAX_TASKS LOOP_FIBERS
 
 /* An idle task ends after so long: its stack takes 8 to 16 KiB. */
 #define IDLE_NS UINT64_C(2000000000)

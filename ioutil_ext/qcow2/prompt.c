@@ -18,14 +18,14 @@ static bool has_zeros(const struct qcow2 *q, uint64_t count) {
     return space->tail_zeros && space->tail + count + 1 <= space->end && q->cache.dirty < q->cache.most / 8;
 }
 
-static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writes, bool alone) {
+static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writes, bool unbacked) {
     struct mapping mapping;
     const struct slice *slice = cache_peek(q, number >> (q->slice_bits - q->entry_bits));
     if (!slice || map_entry(q, op, map_get(q, slice, number), &mapping))
         return false;
     if (!writes)
-        return mapping.kind == KIND_DATA || mapping.kind == KIND_ZERO || (alone && mapping.kind == KIND_UNALLOCATED);
-    bool fresh = (mapping.kind == KIND_ZERO && !mapping.host) || (alone && mapping.kind == KIND_UNALLOCATED);
+        return mapping.kind == KIND_DATA || mapping.kind == KIND_ZERO || (unbacked && mapping.kind == KIND_UNALLOCATED);
+    bool fresh = (mapping.kind == KIND_ZERO && !mapping.host) || (unbacked && mapping.kind == KIND_UNALLOCATED);
     return mapping.in_place || (fresh && map_l1(q, number) & ENTRY_COPIED && has_zeros(q, 1));
 }
 

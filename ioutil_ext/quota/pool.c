@@ -17,7 +17,7 @@
 
 /* Most tasks of all users, and of the users of one ticket, which also has at most twice as many as are left then. A
    lane with one task does its requests one by one. */
-#define MAX_TASKS 512u
+#define MAX_ALL_TASKS 512u
 #define MAX_TICKET_TASKS 128u
 
 _Static_assert(IOU_LANES_MIN_MEMORY >= 8 * MEMORY_PIECE + 2 * PAGE_UNIT, "some slabs, and half of it for a long read");
@@ -104,7 +104,7 @@ void pool_leave(struct memory_user *user) {
 /* ---- tasks ------------------------------------------------------------------------------------------------------ */
 
 bool pool_may_have_task(const struct memory_user *user) {
-    uint64_t left = MAX_TASKS - min_u64(user->pool->tasks, MAX_TASKS), used = user->quota->tasks;
+    uint64_t left = MAX_ALL_TASKS - min_u64(user->pool->tasks, MAX_ALL_TASKS), used = user->quota->tasks;
     return used < MAX_TICKET_TASKS && iou_may_have(used, 1, left);
 }
 
