@@ -7,7 +7,15 @@ from aiohttp import web
 
 from ....errors import InvalidRequest
 from ....image.block_list import BlockListHead, ListWriter
-from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total
+from ....image.blockhash import (
+    BLOCK_ALIGNMENT,
+    DEFAULT_ALGORITHM,
+    DEFAULT_BLOCK,
+    MAX_BLOCK,
+    MIN_BLOCK,
+    Total,
+    algorithms,
+)
 from ....operations.checksum import Blocks, WantedChecksum, checksum
 from ....operations.hashing import Hashing
 from ....operations.peers import ByteSink
@@ -20,13 +28,16 @@ from ..request import attach, query_of
 from ..responses import json_response
 from ..routes import Resource, preflight
 from ..wire.answer_stream import AnswerStream
-from .checksums import ALGORITHMS, require_algorithm, require_block_size
 from .images import READ_METHODS
 
 #: A JSON object on each line (jsonlines.org).
 JSON_LINES = "application/jsonl"
 #: Bytes of text that are collected before they are sent, for about 600 blocks. An image may have millions.
 PIECE = 64 * KiB
+#: Most characters of an unknown algorithm's name that the refusal repeats.
+MAX_SHOWN = 40
+#: The names of the algorithms that this daemon has.
+ALGORITHMS = tuple(algorithms())
 
 
 class Checksums:
@@ -132,3 +143,15 @@ class _AnswerWriter:
         """Add the end. Raises PeerGone."""
         self._list.end(length, checksum)
         await self._sink.write(self._list.take())
+
+
+def require_algorithm(name: str) -> None:
+    """Raise InvalidRequest, which names the known algorithms, if this one is unknown."""
+    if name not in ALGORITHMS:
+        raise InvalidRequest(f"Unknown algorithm {name[:MAX_SHOWN]!r}, known: {', '.join(ALGORITHMS)}")
+
+
+def require_block_size(size: int, name: str = "block_size") -> None:
+    """Raise InvalidRequest, which names the parameter, unless a checksum may have blocks of `size` bytes."""
+    if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
+        raise InvalidRequest(f"Invalid {name}: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")

@@ -15,7 +15,7 @@ from .. import errors
 from ..request import attach, query_of
 from ..responses import json_response
 from ..routes import Resource, preflight
-from .checksums import require_algorithm, require_block_size
+from .checksum import require_algorithm, require_block_size
 from .images import READ_METHODS
 
 
