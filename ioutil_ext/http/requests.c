@@ -130,15 +130,20 @@ static bool is_only(const struct piece *piece) {
     return piece->last && piece->number == 0;
 }
 
-/* Begin the write of a piece: claim its range, before further bytes are received. */
-static void begin_write(struct iou_lane *lane, struct piece *piece) {
-    piece->op = (struct op){
-        .kind = IOU_WRITE,
+/* Return the operation that reads or writes the piece. */
+static struct op op_of_piece(const struct piece *piece, uint32_t kind) {
+    return (struct op){
+        .kind = kind,
         .offset = piece->offset,
         .length = piece->length,
         .buffer = place_in(piece->memory, piece->offset),
         .alone = is_only(piece),
     };
+}
+
+/* Begin the write of a piece: claim its range, before further bytes are received. */
+static void begin_write(struct iou_lane *lane, struct piece *piece) {
+    piece->op = op_of_piece(piece, IOU_WRITE);
     operation_begin(lane, &piece->op);
 }
 
@@ -168,13 +173,7 @@ static bool await_order(struct iou_lane *lane, const struct piece *piece, bool u
 }
 
 static bool read_data(struct task *task, const struct piece *piece) {
-    struct op op = {
-        .kind = IOU_READ,
-        .offset = piece->offset,
-        .length = piece->length,
-        .buffer = place_in(piece->memory, piece->offset),
-        .alone = is_only(piece),
-    };
+    struct op op = op_of_piece(piece, IOU_READ);
     return http_run(task, &op);
 }
 
