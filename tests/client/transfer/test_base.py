@@ -36,10 +36,7 @@ Update = Callable[[], Uploaded]
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """The source, with a bitmap of what is written from now on."""
-    disk = make_qcow2(tmp_path / "disk.qcow2", SIZE)
-    guest_writes(disk, "write -P 1 0 21M", "write -P 2 40M 9M", "write -P 3 60M 4M")
-    qemu_img("bitmap", "--add", "-f", "qcow2", disk, "since-full")
-    return disk
+    return make_marked(tmp_path / "disk.qcow2")
 
 
 @pytest.fixture
@@ -76,6 +73,14 @@ def update_from(request: pytest.FixtureRequest, daemon: Daemon, tls: Settings, d
 def update(daemon: Daemon, update_from: From, target: Path, base: str) -> Update:
     """Update the target from the source, as it is now."""
     return lambda: update_from(daemon.url(daemon.add_ticket(target, SIZE)), base)
+
+
+def make_marked(path: Path) -> Path:
+    """Make a qcow2 with data, and with a bitmap of what is written from now on."""
+    make_qcow2(path, SIZE)
+    guest_writes(path, "write -P 1 0 21M", "write -P 2 40M 9M", "write -P 3 60M 4M")
+    qemu_img("bitmap", "--add", "-f", "qcow2", path, "since-full")
+    return path
 
 
 def raw(disk: Path, path: Path) -> Path:

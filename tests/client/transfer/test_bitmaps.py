@@ -11,12 +11,12 @@ import pytest
 from imageio_daemon.client import ChecksumMismatch, Downloaded, Settings, Uploaded, Usage, checksum, download, upload
 from imageio_daemon.client.transfer import base as base_module
 from tests.client.programs import run
-from tests.client.transfer.test_base import BLOCK, SIZE, change, listed, raw
+from tests.client.transfer.test_base import BLOCK, SIZE, change, listed, make_marked, raw
 from tests.client.transfer.test_continued_download import without
 from tests.client.transfer.test_dirty import guest_writes, qemu_img
 from tests.support.daemon import Daemon
 from tests.support.images import MakeImage, MiB, pattern
-from tests.support.nbdservers import make_qcow2, qemu_nbd
+from tests.support.nbdservers import qemu_nbd
 from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType
 
 pytestmark = pytest.mark.skipif(shutil.which("qemu-nbd") is None, reason="qemu-nbd is not installed")
@@ -28,10 +28,7 @@ Down = Callable[..., Downloaded]
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """A disk with a bitmap of what is written from now on."""
-    disk = make_qcow2(tmp_path / "disk.qcow2", SIZE)
-    guest_writes(disk, "write -P 1 0 21M", "write -P 2 40M 9M", "write -P 3 60M 4M")
-    qemu_img("bitmap", "--add", "-f", "qcow2", disk, "since-full")
-    return disk
+    return make_marked(tmp_path / "disk.qcow2")
 
 
 @pytest.fixture
