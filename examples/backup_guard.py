@@ -35,7 +35,8 @@ _OWNERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 def guarded(job: Job) -> Iterator[None]:
     """Have a job. Raises BackupError. Nothing may run in another thread: this forks."""
     ours, theirs = multiprocessing.Pipe()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OWNERS)  # Python loses the KeyboardInterrupt of one during a fork
+    # Python may lose the KeyboardInterrupt of one during a fork.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OWNERS)
     process = os.fork()
     if process == 0:
         status = 1
@@ -67,7 +68,9 @@ def _heard(guard: Connection) -> str:
 
 def _has_ended(process: int) -> bool:
     """Wait for the guard, and tell whether it has ended the job."""
-    if select.select([os.pidfd_open(process)], [], [], END_TIME)[0]:
+    with open(os.pidfd_open(process)) as guard:
+        is_over = select.select([guard], [], [], END_TIME)[0]
+    if is_over:
         return os.waitpid(process, 0)[1] == 0
     _say("libvirt does not answer. A process waits to end the job, until its service was restarted for instance")
     return False
