@@ -33,8 +33,8 @@ TEXT = b"what is said again and again. " * (4 * MiB // 30)
 
 
 def received(daemon: Daemon) -> int:
-    """Return the bytes that the remote service has received."""
-    served = daemon.control("GET", "/status").json()["served"]["remote"]
+    """Return the bytes that the remote service has received. It is not told of before it has served anything."""
+    served = daemon.control("GET", "/status").json()["served"].get("remote", {})
     return sum(by["received"] for by in served.values())
 
 
