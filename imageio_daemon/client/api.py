@@ -94,8 +94,9 @@ def upload(
     `sha256:HEX`. It is compared before the image is verified.
 
     Bytes that an interrupted upload has put on stable storage are not sent again. The server tells which these are. If
-    it cannot, or for another ticket of the same image, a file of this user, or in the directory `state`, has them. They
-    are compared with the target. With `state` False there is no such file. With `restart` all is sent.
+    it cannot, or for another ticket of the same image, a file in this user's directory or in the directory `state`
+    lists them. They are then compared with the target. With `state` False there is no such file. With `restart` all is
+    sent.
 
     With `update`, only what differs from the target is sent, whatever the target has. The digests of both sides tell
     what differs, and the result is verified. `base` and `bitmap`, for `update`, are the checksum() that the source had
@@ -106,7 +107,8 @@ def upload(
     bytes that were read is compared with the server's. With `room_check`, the upload fails before the first byte if the
     storage of the target is too small. `wire_compression` compresses data for servers that can decompress it, never
     over a unix socket: `auto` where that is faster, `always` or `never`. With `shared`, other programs may write to the
-    source at the same time. Without, it is locked, and refused if one does. `progress` is called every 0.1 s.
+    source at the same time. Otherwise it is locked, and refused if another program writes to it. `progress` is called
+    every 0.1 s.
 
     Raises ClientError.
     """
@@ -160,20 +162,21 @@ def download(
 
     `target` is a file, which is replaced when the download is complete; a block device; an existing image on Ceph
     (rbd:POOL/IMAGE) or export of an NBD server; or a binary stream. `format` is that of a new file: raw, or any that
-    qemu can create. By default it is what the suffix of its name says, also whether it is compressed, or else raw. With
-    `compress`, the clusters of a qcow2 image are compressed. With `dirty`, only the extents that have changed since the
-    server's checkpoint are downloaded, into a file or device with an older copy, or into a new qcow2 image to be
-    rebased on such a copy. With `update`, only what differs is written to an existing raw or qcow2 file or device. The
-    digests of both sides tell what differs, and the result is verified. `base`, for `update`, is the checksum() that
-    the image had when the bitmap of its ticket began. If the target has this checksum, the server reads only what the
-    bitmap marks, and a sample of the rest. With `verify`, the checksum of the received bytes is compared with the
+    qemu can create. By default the suffix of its name says the format and the compression; without a known suffix it is
+    raw. With `compress`, the clusters of a qcow2 image are compressed. With `dirty`, only the extents that have changed
+    since the server's checkpoint are downloaded, into a file or device with an older copy, or into a new qcow2 image to
+    be rebased on such a copy. With `update`, only what differs is written to an existing raw or qcow2 file or device.
+    The digests of both sides tell what differs, and the result is verified. `base`, for `update`, is the checksum()
+    that the image had when the bitmap of its ticket began. If the target has this checksum, the server reads only what
+    the bitmap marks, and a sample of the rest. With `verify`, the checksum of the received bytes is compared with the
     server's. `manifest` is the file that then gets the digests of all blocks. With `shared`, other programs may use an
-    existing target at the same time. Without, it is locked, and refused if one does. `progress` is called every 0.1 s.
+    existing target at the same time. Otherwise it is locked, and refused if another program uses it. `progress` is
+    called every 0.1 s.
 
-    An interrupted download of a new raw or qcow2 file leaves NAME.part. A file of this user, or in the directory
-    `state`, has which ranges of it are on stable storage. The next download compares these with the image, and receives
-    the others and what differs. With `state` False, nothing is left. With `restart`, all is received. `checkpoint` is
-    the seconds between two flushes.
+    An interrupted download of a new raw or qcow2 file leaves NAME.part. A file in this user's directory or in the
+    directory `state` lists its ranges that are on stable storage. The next download compares these with the image, and
+    receives the others and what differs. With `state` False, nothing is left. With `restart`, all is received.
+    `checkpoint` is the seconds between two flushes.
 
     Raises ClientError.
     """

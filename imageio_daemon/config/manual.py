@@ -56,7 +56,7 @@ def _section(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what roff would take for its own: backslashes, hyphens, and requests at the beginning of a line."""
+    """Escape what roff would interpret: backslashes, hyphens, and requests at the beginning of a line."""
     escaped = " ".join(text.split()).replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

@@ -70,7 +70,7 @@ def byte_rate(default: int, reason: str) -> int:
 
 
 def rates(default: tuple[tuple[str, int], ...], reason: str) -> tuple[tuple[str, int], ...]:
-    """Make an option that is a list of NAME:RATE, with commas between them; a rate as that of byte_rate()."""
+    """Make an option that is a list of NAME:RATE, with commas between them. A rate is written as for byte_rate()."""
 
     def parse(text: str) -> tuple[tuple[str, int], ...]:
         found = {}

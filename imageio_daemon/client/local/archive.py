@@ -26,7 +26,7 @@ LISTED = 20
 
 
 class Member(NamedTuple):
-    """The content of a member: offset in the archive and size, in bytes. A `sparse` one is not stored as it reads."""
+    """The content of a member: offset in the archive and size, in bytes. A `sparse` one is not stored byte by byte."""
 
     name: str
     offset: int
@@ -71,7 +71,7 @@ class _Headers:
             self._position += len(data)
 
 
-#: What to do with an archive that has a name twice.
+#: What to do with an archive that has two members of one name.
 _EXTRACT = "extract it with tar first, which takes the last"
 
 

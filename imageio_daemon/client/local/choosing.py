@@ -38,8 +38,8 @@ class Making:
 class Chosen(NamedTuple):
     """A target that is not opened yet. `path` is that of a file or device. `in_place` tells that it exists.
 
-    `packs` tells that the target is compressed, so that nobody knows how much room it needs. `locks` tells that opening
-    it also locks it.
+    `packs` tells that the target is compressed, so the room that it needs is unknown. `locks` tells that opening it
+    also locks it.
     """
 
     make: Callable[[], Target]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What qemu-img is asked, and how an image is named to it and to qemu-nbd."""
+"""Questions to qemu-img, and the names of images for it and for qemu-nbd."""
 
 import json
 import logging
@@ -51,8 +51,8 @@ def arguments_for(
 def tells_changes(path: Path, format_name: str, member: Member | None, bitmap: str) -> bool:
     """Tell whether a bitmap of an image has all its changes, and log why not. Raises LocalError.
 
-    qemu-nbd would take one of a file below the image, too, where it has nothing of what was written above. Only of one
-    with the flag "auto" does the format say that it has what any program has written (qemu, docs/interop/qcow2.rst).
+    qemu-nbd would also take a bitmap of a file below the image, which lacks what was written above it. By the format,
+    only a bitmap with the flag "auto" has the changes of all programs (qemu, docs/interop/qcow2.rst).
     """
     told = json.loads(run_qemu_img("info", "--output=json", *arguments_for(path, format_name, member, shared=True)))
     bitmaps = told.get("format-specific", {}).get("data", {}).get("bitmaps", [])

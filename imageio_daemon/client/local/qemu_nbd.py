@@ -19,7 +19,7 @@ from .nbd_image import NbdImage
 #: Most connections to one qemu-nbd, one for each thread.
 SHARED = 64
 START_TIMEOUT = 30.0
-#: Seconds between checks whether it does, which takes some 15 ms.
+#: Seconds between checks whether it accepts connections, which takes some 15 ms.
 POLL = 0.002
 #: Seconds that qemu-nbd may take to close an image after its last client has left.
 STOP_TIMEOUT = 600.0

@@ -60,7 +60,7 @@ class MarkedSource(Source, Protocol):
     """A source that may have a bitmap of what has changed in it since some state, its base."""
 
     def changed(self) -> RangeSet | None:
-        """Return what has changed, or more; None: nobody knows. Raises LocalError, those of RemoteImage."""
+        """Return the changed ranges, or larger ones, or None if unknown. Raises LocalError, and as RemoteImage."""
 
 
 class FileSource:

@@ -170,8 +170,9 @@ class Ahead:
 class StreamSource:
     """An image that is read once. Raises LocalError for a size that no image can have.
 
-    It must have exactly `size` bytes, which is a claim of `told` until all bytes have come. `reader` decodes the input.
-    It runs in the threads that send, one at a time: while one thread decompresses, the others send earlier bytes.
+    It must have exactly `size` bytes. `told` names what has claimed this size, for messages. `reader` decodes the
+    input. It runs in the threads that send, one at a time: while one thread decompresses, the others send earlier
+    bytes.
     """
 
     is_stream = True

@@ -67,7 +67,7 @@ def is_url(text: str) -> bool:
 
 
 def has_ticket(url: str) -> bool:
-    """Tell whether a URL names an image, not only a server. True also for what is no URL, which others refuse."""
+    """Tell whether a URL names an image, not only a server. True also for what is no URL, which other code refuses."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         return not (is_url(url) and parts.path in (*_NO_TICKET, _PAGE) and not parts.query and not parts.fragment)

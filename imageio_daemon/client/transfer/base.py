@@ -33,7 +33,7 @@ Hashing = Callable[[RemoteImage, memoryview, Unit, Digest], None]
 def unchanged_there(
     checksum: str, source: MarkedSource, there: TransferConnections, digest: Digest | None
 ) -> RangeSet | None:
-    """Return where the image of a server, on stable storage, reads as the source. None if unknown.
+    """Return the ranges in which a server's image, on stable storage, reads as the source. None if unknown.
 
     `checksum` is that of the base. `digest` gets the digests of these blocks. Raises LocalError, and as RemoteImage
     does.
@@ -59,9 +59,9 @@ def unchanged_there(
 def unchanged_here(
     checksum: str, target: Source, size: int, there: TransferConnections, counter: Counter, digest: Digest | None
 ) -> RangeSet | None:
-    """Return where a local image reads as that of a server, which has `size` bytes. None if unknown.
+    """Return the ranges in which a local image reads as a server's image of `size` bytes. None if unknown.
 
-    The rest is as of unchanged_there().
+    Other arguments and errors are as for unchanged_there().
     """
     session = there.session
     if "checksum_blocks" not in session.abilities.features:
@@ -113,9 +113,9 @@ class Base:
         self._size = size
 
     def find(self, there: TransferConnections, hashing: Hashing, digest: Digest | None) -> RangeSet | None:
-        """Return where the target reads as the source, because it is the base there, or None if it is not the base.
+        """Return the ranges in which the target reads as the source, or None if the target is not the base.
 
-        `hashing` is of the source. `digest` gets the digests of these blocks. Raises as `hashing` does.
+        `hashing` hashes the source. `digest` gets the digests of these blocks. Raises as `hashing` does.
         """
         if self._target.hexdigest() != self._checksum:
             log.warning("the target is not the base: comparing all of it")

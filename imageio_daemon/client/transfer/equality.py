@@ -39,7 +39,7 @@ Digested = tuple[int, int, str | None]
 
 
 def require_ranges(session: ClientSession) -> None:
-    """Raise Refused if the server computes no checksums of ranges, without which nobody knows what differs."""
+    """Raise Refused if the server computes no checksums of ranges, which show what differs."""
     if "checksum_range" not in session.abilities.features:
         raise Refused(f"{session.peer} tells no checksums of ranges, so nobody knows what differs: copy all", 404)
 

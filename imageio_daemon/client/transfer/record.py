@@ -69,7 +69,7 @@ class States:
     def claims(self) -> Iterator[Claim]:
         """Yield the claim of each state that is not in use, first that of this URL, then the newest ones.
 
-        A state is locked until the caller asks for the next one. That at which the caller stops belongs to this
+        A state is locked until the caller asks for the next one. The last one that the caller takes belongs to this
         transfer.
         """
         for path in [self._own, *self._others()]:

@@ -69,7 +69,7 @@ class RemoteSource:
         return True
 
     def changed(self) -> RangeSet | None:
-        """Return what has changed since the server's checkpoint, or more. None if the server does not know it."""
+        """Return the ranges changed since the server's checkpoint, or larger ones. None if the server lacks them."""
         with self._connection() as image:
             return changed_there(image, self._session)
 
@@ -97,7 +97,7 @@ class RemoteSource:
 
 
 def changed_there(image: RemoteImage, session: ClientSession) -> RangeSet | None:
-    """Return what of an image has changed, or more, as its server tells; None: it does not. Raises as RemoteImage."""
+    """Return an image's changed ranges, or larger ones, or None if its server lacks them. Raises as RemoteImage."""
     if "extents" not in session.abilities.features:
         return None
     try:

@@ -45,6 +45,6 @@ class TransferConnections:
         workers.run(threads, self.session.stop, self.tick)
 
     def ask(self, question: Callable[[RemoteImage], _T]) -> _T:
-        """Return what the question does on the first connection, in a thread, so that Ctrl-C ends the wait."""
+        """Call `question` with the first connection, in a thread, so that Ctrl-C ends the wait. Return its result."""
         (answer,) = workers.run([partial(question, self.images[0])], self.session.stop)
         return answer
