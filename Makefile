@@ -106,7 +106,7 @@ bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, q
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.client $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
-bench-compressed: setup ## Measure uploads over 1 Gbit/s and 100 Mbit/s, compressed and not, beside ovirt-imageio's, rsync and qemu-img, as root, 5 minutes
+bench-compressed: setup ## Measure uploads over 1 Gbit/s and 100 Mbit/s, compressed and not, beside ovirt-imageio's, rsync and qemu-img, as root, 5 minutes (QUICK=1: 1 minute)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.compressed $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
