@@ -59,7 +59,7 @@ typedef struct {
     iou_qcow2_verdict *verdict; /* filled before the completion */
 } iou_qcow2_chain;
 
-/* Most files of a chain. */
+/* Most files of a chain, the image among them. storage/qemu/chain.py has the same limit for qemu-nbd. */
 enum { IOU_QCOW2_MAX_LAYERS = 65 };
 
 /* Of an open image, since it was opened. */

@@ -23,8 +23,9 @@ from ...image.formats import PARSERS
 from ...units import MAX_OFFSET
 from .. import lasting
 
-#: Most files below each other. Long chains are slow; those of real virtual machines have some dozen.
-MAX_DEPTH = 64
+#: Most files below an image, for qemu-nbd and the engine. Long chains are slow; those of real virtual machines have some
+#: dozen.
+MAX_DEPTH: int = lib.IOU_QCOW2_MAX_LAYERS - 1
 
 #: How to give a backing file a format.
 REBASE = "see qemu-img rebase -u -F"
@@ -88,7 +89,7 @@ class _Inspector:
         if image_format not in PARSERS:
             raise self._unusable("a file of it has no known format", f"{path}: {image_format[:20]!r}")
         if depth > MAX_DEPTH:
-            raise self._unusable(f"it has more than {MAX_DEPTH} files below each other")
+            raise self._unusable(f"it has more than {MAX_DEPTH} files below it")
         real = os.path.realpath(path)
         with _Opened(real, self._image) as opened:
             self._see(opened)
