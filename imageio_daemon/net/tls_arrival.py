@@ -25,7 +25,7 @@ class TlsArrival:
     """One accepted connection. Use this on the event loop.
 
     `make` returns the protocol that will serve the connection. `ended` is called once, when the protocol serves it or
-    the connection was closed.
+    the connection was closed. The services of HTTP share a limit, so metrics count arrivals by limit, not by service.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ SIOCOUTQ = 0x5411
 #: Checks of the transport in one timeout.
 CHECKS = 4
 #: Least rate of a body, in bytes per second over one timeout. Otherwise a client that sends one byte in each timeout
-#: would keep its buffer for ever.
+#: would keep its buffer for ever. Lanes have the same rate: lane/receive.c.
 MIN_RATE = 2
 
 

@@ -16,7 +16,8 @@
 #include "lane/lane.h"
 #include "tls/tls.h"
 
-/* Least bytes per second of a payload. A client that sends a byte from time to time must not keep memory for ever. */
+/* Least bytes per second of a payload. A client that sends a byte from time to time must not keep memory for ever.
+   net/watchdog.py has the same rate. */
 #define MIN_RATE 2
 
 /* Most receives after the lane refuses requests: a client may go on sending for ever. */

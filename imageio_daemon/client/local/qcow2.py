@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qcow2 images: new ones in whole clusters, with only the changes or compressed, and existing ones to update."""
+"""qcow2 images: new ones in whole clusters, with only the changes or compressed, and existing ones to update.
+
+Other new ones are a QemuTarget of qemu.py. choosing.py chooses.
+"""
 
 import threading
 from pathlib import Path

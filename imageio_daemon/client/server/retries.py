@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests are sent again, and why, for the display of a transfer and the log."""
+"""The count of requests that were sent again, and why, for the display of a transfer and the log.
+
+failures.py decides which failures are temporary, and patience.py for how long requests are sent again.
+"""
 
 import logging
 import threading

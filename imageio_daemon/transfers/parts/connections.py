@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a transfer, with their limit, and callbacks that end them with the transfer."""
+"""The connections of a transfer, with their limit, and callbacks that tell them when the transfer is cancelled."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,9 +43,10 @@ class Connections:
         """Count a connection that uses this transfer. Adding it again has no effect.
 
         The status shows the service, the client (address and port, or `unix`), and what `doing` returns. Pass on_cancel
-        for a connection that ends with the transfer. It is called, possibly more than once, when the transfer is
-        cancelled or closes its image after the ticket's expiry, and must not end the connection at once. Raises
-        TooManyConnections, and Canceled if the transfer was cancelled.
+        for a connection that has to do something when the transfer ends: one of NBD ends, one of HTTP stays and closes
+        what it keeps for the transfer (ConnectionUsage.kept()). It is called, possibly more than once, when the
+        transfer is cancelled or closes its image after the ticket's expiry, and must not end the connection at once.
+        Raises TooManyConnections, and Canceled if the transfer was cancelled.
         """
         self._permission.require_not_canceled()
         if connection in self._connections:
@@ -59,7 +60,7 @@ class Connections:
         self._connections.pop(connection, None)
 
     def callbacks(self) -> list[Callable[[], object]]:
-        """Return the callbacks that end connections."""
+        """Return the on_cancel of all connections that have one."""
         return [known.on_cancel for known in self._connections.values() if known.on_cancel is not None]
 
     def clients(self) -> list[dict[str, object]]:
