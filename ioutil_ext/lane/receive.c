@@ -35,33 +35,33 @@ void socket_restore(struct iou_lane *lane) {
 
 /* ---- bytes that have arrived ------------------------------------------------------------------------------------ */
 
-/* As recv(2) without waiting. */
+/* As recv(2) without waiting. Both functions note whether the socket had no more. */
 static ssize_t receive_tls(struct iou_lane *lane, char *memory, size_t size) {
     int64_t count;
     int error = 0;
     while ((count = iou_tls_read(lane->socket.tls, memory, size)) == IOU_TLS_WANTS_ROOM && !error)
         error = socket_await_room(lane); /* OpenSSL answers a KeyUpdate (RFC 8446 4.6.3) */
+    lane->socket.emptied = count > 0 && tls_is_emptied(lane->socket.tls);
     if (count >= 0)
         return (ssize_t)count;
     errno = error ? error : count == IOU_TLS_WANTS_INPUT ? EAGAIN : (int)-count;
     return -1;
 }
 
-/* As recv(2) without waiting. A call that gets less than it has room for has emptied the socket, so the next one is
-   made when the socket is readable. Only a lane that ends asks again at once. */
 static ssize_t receive_plain(struct iou_lane *lane, char *memory, size_t size) {
-    if (lane->socket.emptied && !lane->state.refusing) {
-        lane->socket.emptied = false;
-        errno = EAGAIN;
-        return -1;
-    }
     ssize_t count = recv(lane->socket.fd, memory, size, MSG_DONTWAIT);
     lane->socket.emptied = count > 0 && (size_t)count < size;
     return count;
 }
 
-/* Receive bytes that have arrived. */
+/* Receive bytes that have arrived. After a call that has emptied the socket, the next one is made when the socket is
+   readable. Only a lane that ends asks again at once. */
 static ssize_t receive_now(struct iou_lane *lane, char *memory, size_t size) {
+    if (lane->socket.emptied && !lane->state.refusing) {
+        lane->socket.emptied = false;
+        errno = EAGAIN;
+        return -1;
+    }
     return lane->socket.tls ? receive_tls(lane, memory, size) : receive_plain(lane, memory, size);
 }
 

@@ -40,6 +40,7 @@ struct iou_tls {
     uint32_t records; /* received by this call */
     uint64_t credit;  /* bytes of data for which there was no record without */
     bool flooded;
+    bool emptied; /* the last call to receive has all that had arrived */
     struct tls_peer peer;
     int failure; /* -errno: nothing can be sent or received any more */
     char reason[IOU_TLS_REASON];
@@ -198,8 +199,13 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
         if (done != 1 && (result = outcome(tls, done)) == 0)
             break;
     }
+    tls->emptied = result == IOU_TLS_WANTS_INPUT;
     tls_exit(tls);
     return got ? (int64_t)got : result; /* an error comes again */
+}
+
+bool tls_is_emptied(const iou_tls *tls) {
+    return tls->emptied;
 }
 
 bool iou_tls_pending(iou_tls *tls) {
