@@ -4,8 +4,9 @@
  * The use of a lane's socket by all tasks: check it, and send. A send waits at most for the lane's timeout without
  * progress of the peer. receive.c has the functions for the leader only.
  *
- * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns, and
- * what is in the outbox before them.
+ * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns,
+ * each behind what is in the outbox: a stream of long messages, whose turns follow each other, does not keep short ones
+ * back.
  */
 
 #define _GNU_SOURCE
@@ -125,6 +126,8 @@ static bool take_free_turn(struct iou_lane *lane) {
     const struct fiber *fiber = fiber_current();
     if (lane->socket.sender && lane->socket.sender != fiber)
         return false;
+    if (!lane->socket.sender)
+        lane->socket.begun = false;
     lane->socket.sender = fiber;
     lane->socket.sender_depth++;
     return true;
@@ -166,29 +169,33 @@ void socket_give_turn(struct iou_lane *lane) {
     link_remove(&waiter->link);
     lane->socket.sender = waiter->fiber;
     lane->socket.sender_depth = 1;
+    lane->socket.begun = false;
     waiter_wake(waiter);
 }
 
 /* ---- the outbox ------------------------------------------------------------------------------------------------- */
 
-/* Send the outbox, and wait for room. The caller has the turn. */
-static int send_outbox(struct iou_lane *lane) {
+/* Send the outbox and wait for room, or until the peer pauses: then the rest stays. The caller has the turn. */
+static int send_outbox(struct iou_lane *lane, bool until_pause) {
     struct lane_outbox *outbox = &lane->socket.outbox;
+    bool paused = false;
     int error = 0;
-    while (outbox->start < outbox->end && !error && !lane->state.broken) {
+    while (outbox->start < outbox->end && !error && !paused && !lane->state.broken) {
         struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
         uint64_t length = part.iov_len, sent;
-        error = send_parts(lane, &part, 1, false, &sent); /* meanwhile others may append */
-        outbox->start += (uint32_t)(error ? sent : length);
+        error = send_parts(lane, &part, 1, until_pause, &sent); /* meanwhile others may append */
+        outbox->start += (uint32_t)sent;
+        paused = sent < length;
     }
-    outbox->start = outbox->end = 0;
+    if (outbox->start == outbox->end || error || lane->state.broken)
+        outbox->start = outbox->end = 0;
     return error;
 }
 
 /* Send the outbox as a fiber of its own, which has the turn. The next socket_flush() returns its error. */
 static void flush(struct fiber *fiber) {
     struct iou_lane *lane = container_of(fiber, struct iou_lane, socket.flusher);
-    lane->socket.flush_error = send_outbox(lane);
+    lane->socket.flush_error = send_outbox(lane, false);
     socket_give_turn(lane);
 }
 
@@ -207,7 +214,7 @@ int socket_flush(struct iou_lane *lane) {
     if (lane->socket.flush_error)
         return lane->socket.flush_error;
     if (outbox->start == outbox->end || lane->socket.sender || lane->state.broken)
-        return 0; /* who has the turn sends it at the end */
+        return 0; /* who has the turn next sends it first */
     struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
     ssize_t sent = send_now(lane, &part, 1);
     if (sent < 0 && errno != EAGAIN && errno != EINTR)
@@ -248,14 +255,15 @@ static bool put_in_outbox(struct iou_lane *lane, const struct iovec *parts, unsi
     return true;
 }
 
-/* Send parts in a turn, behind the outbox. */
+/* Send parts in a turn. The first ones of it go behind the outbox. */
 static int send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause, uint64_t *sent) {
     *sent = 0;
     socket_take_turn(lane);
-    bool first = lane->socket.sender_depth == 1; /* or else a message of this task has begun, or may have */
-    int error = first ? send_outbox(lane) : 0;
-    if (!error)
+    int error = lane->socket.begun ? 0 : send_outbox(lane, until_pause);
+    if (!error && (lane->socket.begun || lane->socket.outbox.start == lane->socket.outbox.end)) {
+        lane->socket.begun = true;
         error = send_parts(lane, parts, count, until_pause, sent);
+    }
     socket_give_turn(lane);
     return error;
 }

@@ -44,6 +44,7 @@ struct lane_socket {
     struct lane_outbox outbox;
     const struct fiber *sender; /* it has the turn to send; NULL: none has */
     uint32_t sender_depth;      /* how often it has taken it */
+    bool begun;                 /* it has begun to send its message, which nothing may interrupt */
     struct link waiters;        /* for the turn */
     struct fiber flusher;       /* sends the outbox when the socket is full */
     int flush_error;            /* errno of it */

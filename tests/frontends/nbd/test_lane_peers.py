@@ -10,11 +10,11 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag
 from imageio_daemon.nbdproto.messages import RequestHeader
-from tests.frontends.nbd.client import Client
+from tests.frontends.nbd.client import FORMS, Client
 from tests.frontends.nbd.conftest import MakeWorld
-from tests.frontends.nbd.world import SIZE, MiB, World
+from tests.frontends.nbd.world import SIZE, KiB, MiB, World
 
-READ, WRITE, FLUSH = Command.READ, Command.WRITE, Command.FLUSH
+READ, WRITE, FLUSH, STATUS = Command.READ, Command.WRITE, Command.FLUSH, Command.BLOCK_STATUS
 
 
 @pytest.fixture
@@ -85,6 +85,26 @@ async def test_reader_that_pauses_gets_everything(lane_world: MakeWorld) -> None
         client.resume_reading()
         results = await client.receive_all()
         assert all(result.data == world.content for result in results.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("command", "length"), [(WRITE, 0), (FLUSH, 0), (READ, 4096), (STATUS, 4096)])
+async def test_short_reply_is_not_kept_back_by_a_stream_of_long_ones(
+    lane_world: MakeWorld, form: str, command: int, length: int
+) -> None:
+    if command == STATUS and form == "simple":
+        pytest.skip("BLOCK_STATUS needs structured replies")
+    async with lane_world(inactivity_timeout=60) as world:
+        world.put(os.urandom(SIZE))
+        client = await world.go(**FORMS[form])
+        client.pause_reading()
+        for _ in range(8):
+            client.send(READ, 0, 256 * KiB)
+        short = client.send(command, 0, length, data=b"x" * 4096 if command == WRITE else b"")
+        await world.until(lambda: world.disk.status()["idle_time"] >= 1)  # all is done, and waits for the client
+        client.resume_reading()
+        answered = [(await client.receive())[0] for _ in range(9)]
+        assert answered.index(short) < 4
 
 
 async def test_other_connections_are_served_while_one_is_not_read(lane_world: MakeWorld) -> None:
