@@ -71,8 +71,11 @@ static bool is_prompt(const struct iou_lane *lane, const struct op *op) {
     return (!streams || op->handle->ops->remote || operation_only_copies(lane)) && op->handle->ops->is_prompt(op);
 }
 
-/* Run the operation for a turn, or to its end. True: it has ended. */
+/* Run the operation for a turn, or to its end. True: it has ended. One that is alone keeps the thread, so the answers
+   before it, to requests that came with it, go first. */
 static bool run_operation(struct iou_lane *lane, struct op *op) {
+    if (op->alone)
+        lane_flush(lane);
     if (op_canceled(op) || is_prompt(lane, op))
         return own_thread_turn(lane->engine, op);
     workers_run(lane->engine, op);

@@ -114,9 +114,9 @@ static uint32_t add_rest(const struct iou_lane *lane, const struct request *requ
     return count < most ? add_extent(request, extents, count, left - untold, IOU_EXTENT_ZERO) : count;
 }
 
-/* Whether no other request is under way and none has arrived, so that none waits while the thread does this one. */
-static bool is_only(const struct iou_lane *lane) {
-    return lane->state.running == 1 && lane->staging.start == lane->staging.end;
+/* Whether the thread may do it: one extent is one or two calls, and no other request is known that would wait. */
+static bool is_one_question(const struct iou_lane *lane, const struct request *request) {
+    return request->flags & FLAG_REQ_ONE && lane->state.running == 1 && lane->staging.start == lane->staging.end;
 }
 
 /* Look at the extents once for all contexts, so that these tell of the same state of the image. */
@@ -131,7 +131,7 @@ static struct answer look_at_extents(struct task *task, const struct request *re
         .buffer = extents,
         .buffer_size = most * sizeof(iou_extent),
         .tells = tells,
-        .alone = is_only(task->lane),
+        .alone = is_one_question(task->lane, request),
     };
     struct answer answer = answer_run(task, &op);
     *count = op.result.count;

@@ -124,13 +124,13 @@ static bool receive_payload(struct task *task) {
     struct iou_lane *lane = task->lane;
     struct incoming *incoming = incoming_of(lane);
     const struct request *request = &incoming->request;
+    incoming->after_long = request->payload >= LONG_PAYLOAD;
     if (request->payload == 0)
         return true;
     if (request->error && request->payload > MAX_DRAINED) {
         lane->state.leaving = true; /* so that no task reads the payload as requests */
         return true;
     }
-    incoming->after_long = request->payload >= LONG_PAYLOAD;
     return request->error || request->command != CMD_WRITE ? drop_payload(lane) : receive_pieces(task);
 }
 

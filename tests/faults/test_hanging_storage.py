@@ -76,6 +76,18 @@ def elsewhere(own: Daemon, tmp_path: Path) -> MakeImage:
     return make_image(own, tmp_path)
 
 
+def test_an_answer_goes_out_before_the_next_request_waits(own: Daemon, image: Image, filesystem: Path) -> None:
+    read = encode_request("GET", image.url, {"Range": "bytes=0-9"})
+    write = encode_request("PUT", image.url, {"Content-Length": "10"}, b"0123456789")
+    with own.connect("unix") as connection:
+        connection.send(read)
+        assert connection.receive().status == 206
+        with frozen(filesystem):
+            connection.send(read + write)
+            assert connection.receive().status == 206
+        assert connection.receive().status == 200
+
+
 def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: Image, filesystem: Path) -> None:
     content = SHORT
     with own.connect("tls") as connection:
