@@ -12,7 +12,7 @@ SIOCOUTQ = 0x5411
 CHECKS = 4
 #: Least rate of a body, in bytes per second over one timeout. Otherwise a client that sends one byte in each timeout
 #: would keep its buffer for ever. Lanes have the same rate: lane/receive.c.
-MIN_RATE = 2
+MIN_BODY_RATE = 2
 
 
 class Watchdog:
@@ -78,9 +78,9 @@ class Watchdog:
         self._brought = 0
 
     def received(self, count: int) -> None:
-        """Count bytes of a body. They are progress at MIN_RATE or faster."""
+        """Count bytes of a body. They are progress at MIN_BODY_RATE or faster."""
         self._brought += count
-        if self._brought >= MIN_RATE * self._timeout:
+        if self._brought >= MIN_BODY_RATE * self._timeout:
             self.progress()
 
     def wait_for_body(self, *, waiting: bool) -> None:

@@ -18,7 +18,7 @@
 
 /* Least bytes per second of a payload. A client that sends a byte from time to time must not keep memory for ever.
    net/watchdog.py has the same rate. */
-#define MIN_RATE 2
+#define MIN_BODY_RATE 2
 
 /* Most receives after the lane refuses requests: a client may go on sending for ever. */
 #define MAX_REFUSED 256u
@@ -152,7 +152,7 @@ static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length
 
 bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
     uint64_t ms = (now_ns() - since) / 1000000;
-    return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
+    return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_BODY_RATE;
 }
 
 /* Return for how many ms more to wait for bytes, after a wait since then. */
