@@ -89,7 +89,7 @@ copy_tree() {
 # copy_sources TO: this checkout as it is, without what was built.
 copy_sources() {
     mkdir -p "$1"
-    git ls-files -z --cached --others --exclude-standard | xargs -0 tar -c | tar -x -C "$1"
+    git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C "$1"
 }
 
 # build_twice DIST KIND...: packages of this checkout in DIST. Built again, elsewhere, the same commit gives the same bytes.
