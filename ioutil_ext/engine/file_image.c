@@ -32,7 +32,7 @@ const struct image_ops FILE_IMAGE = {
             [IOU_WRITE] = io_write,
             [IOU_ZERO] = zero_run,
             [IOU_TRIM] = zero_trim,
-            [IOU_FLUSH] = io_flush,
+            [IOU_FLUSH] = io_sync,
             [IOU_EXTENTS] = extents_run,
         },
     .sync = io_sync,

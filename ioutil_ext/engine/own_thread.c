@@ -12,6 +12,7 @@ static void begin_own(struct iou_engine *engine, struct op *op) {
     op->engine = engine;
     op->started_at = first ? now : op->started_at;
     op->turn_end = now + TURN_NS;
+    op->shares_thread = !op->alone;
     pthread_mutex_lock(&engine->lock);
     op->abandoned = op->abandoned || (first && engine->stopping);
     link_append(&engine->own_thread, &op->link);

@@ -82,6 +82,15 @@ void op_unclaim(struct op *op) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
+/* Flush, and note for the record of durable ranges what the flush covers: all, or the operation's range. */
+static int run_flush(struct op *op) {
+    iou_durable *record = op->handle->durable;
+    iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
+    int error = op->handle->ops->run[IOU_FLUSH](op);
+    iou_durable_flushed(record, covered, -error);
+    return error;
+}
+
 static int run_kind(struct op *op) {
     switch (op->kind) {
     case IOU_OPEN:
@@ -89,23 +98,30 @@ static int run_kind(struct op *op) {
     case IOU_CLOSE:
         handle_close_if_last(op->handle);
         return 0;
+    case IOU_FLUSH:
+        return run_flush(op);
     default:
         return op->handle->ops->run[op->kind](op);
     }
 }
 
 /*
- * Change the image's generation at the start of a change, and take its range out of what is durable. end_running()
- * changes the generation again.
+ * Take the range of a change out of what is durable at its start, and change the image's generation. end_running()
+ * changes the generation again. If the journal has the range, a thread that others need leaves all of this to a worker.
  */
 static int begin_change(struct op *op) {
     struct image *image = op->handle->image;
+    int (*take_out)(iou_durable *, uint64_t, uint64_t) =
+        op->shares_thread ? iou_durable_try_change : iou_durable_change;
+    int error = take_out(op->handle->durable, op->offset, op->length);
+    op->needs_worker = op->shares_thread && error == -EAGAIN;
+    if (error)
+        return op->needs_worker ? 0 : op_fail(op, IOU_SYS_DURABLE, error);
     op->changes = true;
     image->activity += ((uint64_t)1 << WRITERS_BITS) + 1;
     if (op->kind == IOU_WRITE && op->length)
         image->content = CONTENT_WRITTEN;
-    int error = iou_durable_change(op->handle->durable, op->offset, op->length);
-    return error ? op_fail(op, IOU_SYS_DURABLE, error) : 0;
+    return 0;
 }
 
 /* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. */
@@ -117,9 +133,13 @@ static int end_change(struct op *op) {
     if (error || op->kind == IOU_TRIM)
         return error;
     iou_durable_changed(op->handle->durable, op->offset, op->length, fua);
-    if (fua && iou_durable_is_due(op->handle->durable))
-        iou_durable_write(op->handle->durable);
     return 0;
+}
+
+/* Whether the journal is to be written: after each flush, and after FUA once a second. */
+static bool has_journal(const struct op *op) {
+    bool fua = changes_data(op->kind) && op->flags & IOU_FUA;
+    return (op->kind == IOU_FLUSH && op->handle->durable) || (fua && iou_durable_is_due(op->handle->durable));
 }
 
 static void end_running(struct op *op, int error) {
@@ -136,20 +156,36 @@ static bool is_op_whole(const struct op *op) {
     return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
 }
 
+/* Run all of an operation but the journal. False: it has not ended. */
+static bool run_turn(struct op *op, int *error) {
+    if (changes_data(op->kind) && !op->changes)
+        *error = begin_change(op);
+    if (op->needs_worker)
+        return false;
+    if (!*error)
+        *error = run_kind(op);
+    if (!*error && !is_op_whole(op))
+        return false;
+    if (!*error && changes_data(op->kind))
+        *error = end_change(op);
+    return true;
+}
+
 bool op_turn(struct op *op) {
+    int error = 0;
     if (op->abandoned || op_canceled(op)) {
         op_cancel(op);
         return true;
     }
-    int error = 0;
-    if (changes_data(op->kind) && !op->changes)
-        error = begin_change(op);
-    if (!error)
-        error = run_kind(op);
-    if (!error && !is_op_whole(op))
+    if (!op->is_done && !run_turn(op, &error))
         return false;
-    if (!error && changes_data(op->kind))
-        error = end_change(op);
+    op->is_done = true;
+    if (!error && has_journal(op)) {
+        op->needs_worker = op->shares_thread;
+        if (op->needs_worker)
+            return false;
+        iou_durable_write(op->handle->durable);
+    }
     end_running(op, error);
     return true;
 }

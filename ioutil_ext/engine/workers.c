@@ -253,6 +253,7 @@ int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
 
 void workers_run(struct iou_engine *engine, struct op *op) {
     op->sleeps = true;
+    op->shares_thread = op->needs_worker = false;
     waiter_init(&op->waiter);
     int error = workers_submit(engine, op, op->handle->image->device);
     if (!error) {

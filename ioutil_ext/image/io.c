@@ -272,12 +272,3 @@ int io_sync(struct op *op) {
     error = sys_fdatasync(op->handle->fd);
     return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : check_flushes(op);
 }
-
-int io_flush(struct op *op) {
-    iou_durable *record = op->handle->durable;
-    iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
-    int error = io_sync(op);
-    iou_durable_flushed(record, covered, -error);
-    iou_durable_write(record);
-    return error;
-}

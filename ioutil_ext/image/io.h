@@ -16,9 +16,7 @@ int io_write(struct op *op);
 /* Whether a fiber can run the operation itself: by direct I/O that is asynchronous, or on a file in memory. */
 bool io_is_prompt(const struct op *op);
 
-/* Put all that was changed before on stable storage: for a flush, which may cover the operation's range only in the
-   record of durable ranges, and for a change with FUA. */
-int io_flush(struct op *op);
+/* Put all that was changed before on stable storage: for a flush, and for a change with FUA. */
 int io_sync(struct op *op);
 
 /* Note a failed flush: data may be lost, and each later flush fails. Returns error, as op_fail() does. */

@@ -40,7 +40,7 @@ struct image_ops {
     /* Do an operation, or a turn of it, by iou_kind from IOU_STAT on. 0 or -errno. */
     int (*run[IOU_EXTENTS + 1])(struct op *op);
 
-    /* Put the change of an operation on stable storage. */
+    /* Put the change of an operation, which has FUA, on stable storage. */
     int (*sync)(struct op *op);
 
     /* Controls were canceled: end the waits in operations of the image, but for those for claims. NULL: there are none.
@@ -100,6 +100,9 @@ struct op {
     bool abandoned;                    /* the engine was stopped: it must not run */
     bool changes;                      /* it is counted in image->activity */
     bool alone;                        /* nothing else of its lane is under way, so it may keep the thread */
+    bool shares_thread;                /* others need its thread: it does not wait for the journal of its handle */
+    bool needs_worker;                 /* what comes next waits for that journal; set only if it shares its thread */
+    bool is_done;                      /* all but the write of that journal has been done */
     struct waiter waiter;              /* of who began it: for its claim, a worker, or the server of the image */
     struct claim claim;
     struct zeroing zeroing;

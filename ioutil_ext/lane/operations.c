@@ -2,7 +2,8 @@
 
 /*
  * The operations of a lane. A task runs an operation itself if that does not keep the thread, which all tasks share:
- * direct I/O is asynchronous, and memory is only copied. Others go to a worker of the engine.
+ * direct I/O is asynchronous, and memory is only copied. Others go to a worker of the engine, and so does one of its
+ * own that has to wait for the storage of the journal of durable ranges.
  */
 
 #define _GNU_SOURCE
@@ -76,8 +77,11 @@ static bool is_prompt(const struct iou_lane *lane, const struct op *op) {
 static bool run_operation(struct iou_lane *lane, struct op *op) {
     if (op->alone)
         lane_flush(lane);
-    if (op_canceled(op) || is_prompt(lane, op))
-        return own_thread_turn(lane->engine, op);
+    if (op_canceled(op) || is_prompt(lane, op)) {
+        bool ended = own_thread_turn(lane->engine, op);
+        if (!op->needs_worker)
+            return ended;
+    }
     workers_run(lane->engine, op);
     return true;
 }

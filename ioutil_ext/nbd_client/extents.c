@@ -136,7 +136,7 @@ const struct image_ops NBD_IMAGE = {
             [IOU_WRITE] = nbd_write,
             [IOU_ZERO] = nbd_zero,
             [IOU_TRIM] = nbd_trim,
-            [IOU_FLUSH] = nbd_flush,
+            [IOU_FLUSH] = nbd_sync,
             [IOU_EXTENTS] = nbd_extents,
         },
     .sync = is_synced,

@@ -52,12 +52,3 @@ int nbd_sync(struct op *op) {
     pthread_mutex_unlock(&client->lock);
     return error;
 }
-
-int nbd_flush(struct op *op) {
-    iou_durable *record = op->handle->durable;
-    iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
-    int error = nbd_sync(op);
-    iou_durable_flushed(record, covered, -error);
-    iou_durable_write(record);
-    return error;
-}

@@ -37,8 +37,7 @@ int nbd_zero(struct op *op);
 int nbd_trim(struct op *op);
 int nbd_extents(struct op *op);
 
-/* Flush: for the operation, with its range in the record of durable ranges, and for a change with FUA. */
-int nbd_flush(struct op *op);
+/* Flush: for the operation, and for a change with FUA. */
 int nbd_sync(struct op *op);
 
 /* Note that the flush of an operation has failed: each later one fails. */

@@ -156,15 +156,6 @@ static int run_sync(struct op *op) {
     return op->handle->writable ? flush_run(top_of(op), op) : 0;
 }
 
-static int run_qcow2_flush(struct op *op) {
-    iou_durable *record = op->handle->durable;
-    iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
-    int error = run_sync(op);
-    iou_durable_flushed(record, covered, -error);
-    iou_durable_write(record);
-    return error;
-}
-
 static int run_qcow2_stat(struct op *op) {
     if (op->flags & IOU_SPACE && sys_space(chain_of(op->handle)->levels[0].file->fd, &op->result.size) < 0)
         op->result.size = UINT64_MAX;
@@ -181,7 +172,7 @@ const struct image_ops QCOW2_IMAGE = {
             [IOU_WRITE] = run_write,
             [IOU_ZERO] = run_zero,
             [IOU_TRIM] = run_trim,
-            [IOU_FLUSH] = run_qcow2_flush,
+            [IOU_FLUSH] = run_sync,
             [IOU_EXTENTS] = extents_of_chain,
         },
     .sync = run_sync,
