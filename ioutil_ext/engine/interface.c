@@ -53,7 +53,7 @@ int iou_async_io(void) {
 
 static void finish_canceled(struct op *op) {
     uint64_t now = now_ns(), started = op->started_at ? op->started_at : now;
-    op_cancel(op);
+    op_end(op, ECANCELED);
     op->result.queued = started - op->submitted_at;
     op->result.elapsed = now - started;
     op_unclaim(op);

@@ -10,7 +10,8 @@ static void begin_own(struct iou_engine *engine, struct op *op) {
     uint64_t now = now_ns();
     bool first = !op->started_at;
     op->engine = engine;
-    op->started_at = first ? now : op->started_at;
+    if (first)
+        op->submitted_at = op->started_at = now;
     op->turn_end = now + TURN_NS;
     op->shares_thread = !op->alone;
     pthread_mutex_lock(&engine->lock);

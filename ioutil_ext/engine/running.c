@@ -174,7 +174,7 @@ static bool run_turn(struct op *op, int *error) {
 bool op_turn(struct op *op) {
     int error = 0;
     if (op->abandoned || op_canceled(op)) {
-        op_cancel(op);
+        op_end(op, ECANCELED);
         return true;
     }
     if (!op->is_done && !run_turn(op, &error))
@@ -190,8 +190,8 @@ bool op_turn(struct op *op) {
     return true;
 }
 
-void op_cancel(struct op *op) {
-    end_running(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
+void op_end(struct op *op, int error) {
+    end_running(op, op_fail(op, IOU_SYS_NONE, error));
 }
 
 void op_describe(const struct op *op, uint64_t now, iou_running *record) {

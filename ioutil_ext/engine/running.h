@@ -18,8 +18,8 @@ int op_check(const struct op *op);
  */
 bool op_turn(struct op *op);
 
-/* End an operation with ECANCELED. It is not in a turn now. */
-void op_cancel(struct op *op);
+/* End an operation that is not in a turn now, with an errno. */
+void op_end(struct op *op, int error);
 
 /*
  * Enter the claim of an operation, if it is a change that has none. -EAGAIN: it waits. Its admitted is called when it

@@ -240,7 +240,7 @@ int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
     bool internal = is_own(op);
     op->engine = engine;
     link_init(&op->link);
-    op->submitted_at = now_ns();
+    op->submitted_at = op->submitted_at ? op->submitted_at : now_ns();
     pthread_mutex_lock(&engine->lock);
     int error = engine->stopping && !internal ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
     if (!error)
@@ -261,9 +261,8 @@ void workers_run(struct iou_engine *engine, struct op *op) {
         return;
     }
     waiter_end(&op->waiter);
+    op_end(op, error == -ESHUTDOWN ? ECANCELED : -error);
     op_unclaim(op);
-    op_fail(op, IOU_SYS_NONE, error);
-    op->result.error = error == -ESHUTDOWN ? ECANCELED : -error;
 }
 
 static void close_last(struct iou_engine *engine, iou_handle *handle) {

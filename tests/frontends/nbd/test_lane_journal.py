@@ -113,3 +113,17 @@ async def test_reads_do_not_wait_for_the_journal_of_a_write_with_fua(
     assert (await client.request(READ, 0, 4096)).error == 0
     held.release()
     await succeeds(client)
+
+
+async def test_change_that_ends_with_the_engine_is_no_change_that_runs_for_ever(world: World, record: Record) -> None:
+    client = await world.go()
+    assert (await client.request(WRITE, 8192, data=DATA, flags=FUA)).error == 0
+    await eventually_async(lambda: bool(lib.iou_durable_is_due(record.shared)))
+    held = world.remote.hold_back(WRITE)
+    client.send(WRITE, 12288, data=DATA, flags=FUA)
+    await held.reached.wait()
+    world.engine.stop(0)  # no worker takes the journal
+    held.release()
+    await client.receive()
+    with cast(NbdBackend, world.disk.opened).lane_handle() as handle:
+        assert lib.iou_handle_generation(handle), "a change runs"
