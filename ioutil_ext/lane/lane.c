@@ -114,7 +114,7 @@ void iou_lane_refuse(iou_lane *lane) {
         return;
     pthread_mutex_lock(&lane->tasks.lock);
     lane->state.refusing = true;
-    if (!lane->tasks.ended)
+    if (!lane->tasks.over)
         lane_wake(lane);
     pthread_mutex_unlock(&lane->tasks.lock);
 }
@@ -124,7 +124,7 @@ void iou_lane_leave(iou_lane *lane) {
         return;
     pthread_mutex_lock(&lane->tasks.lock);
     lane->state.leaving = true;
-    if (!lane->tasks.ended)
+    if (!lane->tasks.over)
         lane_wake(lane);
     pthread_mutex_unlock(&lane->tasks.lock);
 }
@@ -133,7 +133,7 @@ void iou_lane_abort(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return;
     pthread_mutex_lock(&lane->tasks.lock);
-    if (!lane->tasks.ended)
+    if (!lane->tasks.over)
         lane_break(lane, ECANCELED);
     pthread_mutex_unlock(&lane->tasks.lock);
 }
@@ -182,7 +182,7 @@ int iou_lane_slowest(iou_lane *lane, iou_running *record) {
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;
     pthread_mutex_lock(&lane->tasks.lock);
-    if (!lane->tasks.ended) /* the engine may be freed otherwise */
+    if (!lane->tasks.over) /* the engine may be freed otherwise */
         found = engine_slowest(lane->engine, lane, record);
     pthread_mutex_unlock(&lane->tasks.lock);
     return found;

@@ -54,7 +54,8 @@ struct lane_tasks {
         lock; /* for the owner; guards all below. Taken before those of the engine, of counts, of the pool */
     struct link all;
     struct link spare; /* tasks that have ended */
-    bool ended;
+    bool over;         /* the thread gives up the socket and the image: others do not use them any more */
+    bool ended;        /* the lane may be freed */
 };
 
 void tasks_init(struct iou_lane *lane);

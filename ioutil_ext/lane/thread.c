@@ -32,6 +32,9 @@ static void *lane_main(void *argument) {
     if (lane->state.active) /* a request that ends with its connection */
         lane_renew(lane);
     lane->state.active = false;
+    pthread_mutex_lock(&lane->tasks.lock);
+    lane->tasks.over = true; /* the number of the descriptor may be another one's after close() */
+    pthread_mutex_unlock(&lane->tasks.lock);
     socket_restore(lane);
     close(lane->socket.fd);
     engine_put_handle(lane->engine, lane->handle); /* the engine may be freed now */

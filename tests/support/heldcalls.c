@@ -5,7 +5,8 @@
  *
  * If there is a file PATH.hold, the first such call on PATH renames it to PATH.held and waits until that is gone. With
  * IMAGEIO_TEST_ZERO_RATE in the environment, zeroing takes as long as if it were done at so many MiB a second. With
- * IMAGEIO_TEST_NO_AIO, the kernel has no asynchronous I/O.
+ * IMAGEIO_TEST_NO_AIO, the kernel has no asynchronous I/O. With IMAGEIO_TEST_CLOSED=PATH, a lane of NBD that has closed
+ * its socket waits like a call on PATH.
  */
 
 #define _GNU_SOURCE
@@ -17,23 +18,40 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-static void hold(int fd) {
-    char link[64], path[PATH_MAX], wanted[PATH_MAX + 8], held[PATH_MAX + 8];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof(path) - 1);
-    if (length < 0)
-        return;
-    path[length] = 0;
+static void hold_at(const char *path) {
+    char wanted[PATH_MAX + 8], held[PATH_MAX + 8];
     snprintf(wanted, sizeof(wanted), "%s.hold", path);
     snprintf(held, sizeof(held), "%s.held", path);
     if (rename(wanted, held))
         return;
     while (access(held, F_OK) == 0)
         usleep(1000);
+}
+
+static void hold(int fd) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof(path) - 1);
+    if (length < 0)
+        return;
+    path[length] = 0;
+    hold_at(path);
+}
+
+int close(int fd) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
+    const char *path = getenv("IMAGEIO_TEST_CLOSED");
+    char name[16] = "";
+    int result = real(fd);
+    if (path && prctl(PR_GET_NAME, name) == 0 && strcmp(name, "nbd-lane") == 0)
+        hold_at(path);
+    return result;
 }
 
 static void take_time(off64_t length) {
