@@ -243,6 +243,8 @@ int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
     op->submitted_at = op->submitted_at ? op->submitted_at : now_ns();
     pthread_mutex_lock(&engine->lock);
     int error = engine->stopping && !internal ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
+    if (!error && op->sleeps && op_canceled(op)) /* by another thread, whose iou_cancel_queued() may be over */
+        error = -ECANCELED;
     if (!error)
         error = schedule_add(engine, op, device, on_admitted);
     workers_wake(engine);

@@ -24,6 +24,7 @@ void lane_wake(struct iou_lane *lane) {
     if (lane->bucket)
         bucket_wake(lane->bucket);
     claims_cancel(&lane->handle->image->claims);
+    iou_cancel_queued(lane->engine);
     if (lane->handle->ops->wake)
         lane->handle->ops->wake(lane->handle);
 }

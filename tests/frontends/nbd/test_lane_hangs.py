@@ -3,6 +3,7 @@
 
 import asyncio
 import errno
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,7 +12,7 @@ from imageio_daemon.nbdproto.messages import RequestHeader
 from tests.frontends.nbd.calls import Calls
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import CONTENT, MakeWorld
-from tests.frontends.nbd.world import MiB, World, lane_threads
+from tests.frontends.nbd.world import SIZE, MiB, World, lane_threads
 
 READ, WRITE, ZERO, DISC = Command.READ, Command.WRITE, Command.WRITE_ZEROES, Command.DISC
 
@@ -19,6 +20,16 @@ READ, WRITE, ZERO, DISC = Command.READ, Command.WRITE, Command.WRITE_ZEROES, Com
 @pytest.fixture
 async def world(gated: World) -> World:
     return gated
+
+
+@pytest.fixture
+async def narrow(calls: Calls, lane_world: MakeWorld) -> AsyncIterator[World]:
+    """Make a world whose image has one thread of the engine."""
+    async with lane_world(threads=4) as running:
+        try:
+            yield running
+        finally:
+            calls.mend()
 
 
 async def test_held_request_is_seen_in_the_status(world: World, calls: Calls) -> None:
@@ -222,3 +233,42 @@ async def test_stopping_server_cuts_off_whose_request_hangs(world: World, calls:
     assert [running.kind for running in world.engine.running()] == ["read"]
     held.release()
     await world.until(lambda: not lane_threads())
+
+
+# Clients that are gone while no thread is free
+
+
+@pytest.mark.parametrize("command", [READ, WRITE])
+async def test_operation_that_waits_for_a_thread_ends_with_its_client(
+    narrow: World, calls: Calls, command: Command
+) -> None:
+    gone = await narrow.go()
+    (lane,) = narrow.lanes.alive
+    stays = await narrow.go()
+    held = calls.hold("pread")
+    stays.send(READ, 0, 4096)
+    await narrow.until(lambda: held.full)
+    gone.pause_reading()
+    sent = lane.stats.sent
+    gone.send(READ, SIZE, 4096)  # is refused; what its client does not read tells the lane that it is gone
+    gone.send(command, 8192, 4096, data=bytes(4096) if command == WRITE else b"")
+    await narrow.until(lambda: narrow.engine.load().queued == 1 and lane.stats.sent > sent)
+    gone.reset()
+    await narrow.until(lambda: narrow.engine.load().queued == 0 and lane not in narrow.lanes.alive)
+    held.release()
+    await stays.receive()
+
+
+async def test_operation_that_waits_for_a_thread_ends_when_its_lane_is_cut(narrow: World, calls: Calls) -> None:
+    cut = await narrow.go()
+    (lane,) = narrow.lanes.alive
+    stays = await narrow.go()
+    held = calls.hold("pread")
+    stays.send(READ, 0, 4096)
+    await narrow.until(lambda: held.full)
+    cut.send(READ, 8192, 4096)
+    await narrow.until(lambda: narrow.engine.load().queued == 1)
+    lane.abort()
+    await narrow.until(lambda: narrow.engine.load().queued == 0 and lane not in narrow.lanes.alive)
+    held.release()
+    await stays.receive()

@@ -56,7 +56,7 @@ class World:
     """A service and what it serves. `disk` is a ticket for an image: a file in `directory`, else that of `remote`.
 
     remote: an NBD server, which does what the test wants. lanes: bytes of memory for connections. trust: clients start
-    TLS, and believe this.
+    TLS, and believe this. threads: of the engine; the image has a quarter of them.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class World:
         size: int = SIZE,
         directory: Path | None = None,
         lanes: int = 64 * MiB,
+        threads: int = 1024,
     ) -> None:
         self.remote = FakeNbd(Path(), size, bytearray(size))
         self.opened: list[str] = []
@@ -81,7 +82,7 @@ class World:
         self.opens.set()
         self.image = _new_file(directory, size) if directory else None
         self.pool = BufferPool(pool)
-        self.engine = Engine(1024)
+        self.engine = Engine(threads)
         self.lanes = Lanes(self.engine, lanes)
         self.store = TransferStore(self._open, most_tickets=99, most_connections=9)
         options = NbdOptions(
