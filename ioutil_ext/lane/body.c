@@ -47,7 +47,7 @@ static uint64_t gather_part(struct iou_lane *lane, struct body *body, int *error
         lane->staging.start = lane->staging.end;
         return 0;
     }
-    body->slow = now_ns() - since >= LANE_MOMENT_MS * UINT64_C(1000000);
+    body->slow = now_ns() - since >= LANE_MOMENT_NS;
     uint64_t staged = min_u64(body->left, lane->staging.end - lane->staging.start);
     return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
 }

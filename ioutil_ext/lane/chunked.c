@@ -13,8 +13,6 @@
 #include "lane/body.h"
 #include "lane/lane.h"
 
-#define MOMENT_NS (LANE_MOMENT_MS * UINT64_C(1000000))
-
 /* Data of a chunk that is so long goes to the memory of a part without a copy. Of shorter ones, many come in one call.
  */
 #define LONG_CHUNK LANE_STAGING
@@ -104,7 +102,7 @@ static int receive_data(struct iou_lane *lane, struct body *body) {
 }
 
 int body_receive_chunks(struct iou_lane *lane, struct body *body) {
-    uint64_t deadline = now_ns() + MOMENT_NS;
+    uint64_t deadline = now_ns() + LANE_MOMENT_NS;
     for (;;) {
         take_chunked(lane, body);
         if (body->chunks.ended)

@@ -20,8 +20,6 @@
 #include "lane/body.h"
 #include "lane/lane.h"
 
-#define MOMENT_NS (LANE_MOMENT_MS * UINT64_C(1000000))
-
 void body_begin_encoded(struct body *body, uint64_t encoded) {
     body->is_encoded = true;
     body->encoded = encoded;
@@ -93,7 +91,7 @@ static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least
 static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t since) {
     uint64_t began = now_ns(), most = min_u64(body->encoded, LANE_STAGING);
     int error = gather_frame(lane, body, body->slow ? most : min_u64(most, 1), since);
-    body->slow = body->slow && now_ns() - began >= MOMENT_NS;
+    body->slow = body->slow && now_ns() - began >= LANE_MOMENT_NS;
     return error == -ETIMEDOUT && encoded_staged(lane, body) ? 0 : error;
 }
 
@@ -152,7 +150,7 @@ static int decode_staged(struct iou_lane *lane, struct body *body, bool *goes_on
 
 /* Decode until the part is complete. -EAGAIN: its bytes pause. */
 static int fill_part(struct iou_lane *lane, struct body *body) {
-    uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS;
+    uint64_t deadline = body->slow ? 0 : now_ns() + LANE_MOMENT_NS;
     bool goes_on, ended;
     for (;;) {
         int error = decode_staged(lane, body, &goes_on, &ended);

@@ -157,7 +157,7 @@ bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t by
 
 /* Return for how many ms more to wait for bytes, after a wait since then. */
 static int ms_left(const struct iou_lane *lane, enum socket_patience patience, uint64_t since) {
-    uint64_t moment = LANE_MOMENT_MS * UINT64_C(1000000), waited = now_ns() - since;
+    uint64_t moment = LANE_MOMENT_NS, waited = now_ns() - since;
     if (patience == SOCKET_LONG)
         return lane->timeout_ms;
     return waited >= moment ? 0 : (int)((moment - waited) / 1000000) + 1;

@@ -19,6 +19,7 @@
  * it (1.3 MB/s) has no memory while the lane waits. A peer that sends 20 MB/s keeps a piece of 1 MiB until it is full.
  */
 #define LANE_MOMENT_MS 50u
+#define LANE_MOMENT_NS (LANE_MOMENT_MS * UINT64_C(1000000))
 
 /* The staging: bytes that were received and not taken. */
 struct lane_staging {
