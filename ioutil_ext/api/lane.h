@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Lanes: connections that C serves. Threads of the lane read requests from the socket, do them on the image, and answer
- * them. cffi's cdef() reads this after api/ioutil.h, whose conventions apply.
+ * Lanes: connections that C serves. The thread of a lane reads requests from the socket, does them on the image, and
+ * answers them. cffi's cdef() reads this after api/ioutil.h, whose conventions apply.
  */
 
 #ifndef IOUTIL_API_LANE_H

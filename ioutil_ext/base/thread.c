@@ -6,8 +6,8 @@
 #include "base/thread.h"
 
 /*
- * Large buffers are on the heap, nothing recurses, and a lane has at most the heads of one reply on its stack. Python's
- * callbacks (tests) need more than the 16 KiB minimum.
+ * Large buffers are on the heap, nothing recurses, and the fibers of a lane have stacks of their own (fiber.c).
+ * Python's callbacks (tests) need more than the 16 KiB minimum.
  */
 #define STACK_SIZE (256 * KIB)
 

@@ -11,7 +11,7 @@
  * overtaken for ever. A claim waits for earlier ones only, so there is no deadlock.
  *
  * The ranges are next to each other in memory, because each new claim is compared with all; inside of the claims they
- * would be on the stacks of as many threads. To take and release a claim takes 18 ns without another claim, 26 ns with
+ * would be on the stacks of as many fibers. To take and release a claim takes 18 ns without another claim, 26 ns with
  * 16 others, 61 with 64 and 241 with 256.
  */
 
@@ -22,7 +22,7 @@
 #include "base/numbers.h"
 #include "image/handle.h"
 
-/* The initial room of the array: as many claims as a lane has threads. */
+/* The initial room of the array: as many claims as a lane has tasks. */
 #define FIRST_ROOM 64u
 
 static bool overlap(const struct range *a, const struct range *b) {

@@ -34,8 +34,8 @@ int lane_get_window(struct iou_lane *lane, iou_zstd *decoder);
 uint64_t lane_rate_piece(const struct iou_lane *lane);
 
 /*
- * Take bytes of the limit, and wait until they may be moved. A task that has memory, or a place that others need,
- * must not call this. The wait renews the ticket. -ECANCELED: the request ends, and the bytes are given back.
+ * Take bytes of the limit, and wait until they may be moved. A task that has memory must not call this. The wait renews
+ * the ticket. -ECANCELED: the request ends, and the bytes are given back.
  */
 int lane_take_rate(struct iou_lane *lane, uint64_t bytes);
 
