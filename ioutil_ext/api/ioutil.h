@@ -119,8 +119,8 @@ typedef struct {
     uint64_t cookie;    /* as submitted */
     iou_handle *handle; /* open: the new handle at success, else NULL */
     uint64_t done;      /* bytes finished by this operation, also if it failed */
-    uint64_t elapsed;   /* ns from the start on a worker to the end */
-    uint64_t queued;    /* ns from submission to the start on a worker */
+    uint64_t elapsed;   /* ns from the start to the end */
+    uint64_t queued;    /* ns from submission to the start */
     int32_t error;      /* 0 or a positive errno */
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
@@ -192,12 +192,9 @@ typedef struct {
 } iou_running;
 
 typedef struct {
-    uint64_t submitted;
-    uint64_t completed;
     uint32_t threads; /* alive now */
-    uint32_t busy;    /* threads that run an operation */
+    uint32_t busy;    /* operations that run: in these threads, and in those of lanes; it may be larger */
     uint32_t queued;  /* operations that wait for a thread, a quota, their next turn, or earlier overlapping changes */
-    uint32_t devices; /* devices with queued or running operations */
 } iou_stats;
 
 /* Return 0 if direct I/O of lanes can be asynchronous, or the -errno for which the kernel refuses it: workers do it
@@ -308,7 +305,6 @@ int iou_is_zero(const void *buffer, uint64_t length);
 
 /* Static text, never NULL. */
 const char *iou_syscall_name(int32_t syscall);
-const char *iou_method_name(int32_t method);
 const char *iou_kind_name(uint32_t kind);
 
 /*

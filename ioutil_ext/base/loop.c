@@ -63,10 +63,6 @@ int loop_start(struct loop *loop, struct fiber *fiber, void (*main)(struct fiber
     return 0;
 }
 
-bool loop_is_mine(const struct loop *loop) {
-    return mine == loop;
-}
-
 /* ---- waking ----------------------------------------------------------------------------------------------------- */
 
 static void make_ready(struct fiber *fiber) {

@@ -59,9 +59,6 @@ void loop_run(struct loop *loop);
 /* End the waits for descriptors of all fibers, and call interrupted(). Any thread. */
 void loop_interrupt(struct loop *loop);
 
-/* Whether this thread runs a fiber of the loop, or the loop itself. */
-bool loop_is_mine(const struct loop *loop);
-
 /* ---- for a fiber ------------------------------------------------------------------------------------------------ */
 
 /* Go on in the next round of the loop, after the other fibers that are ready. */

@@ -29,31 +29,16 @@ static const char *const SYSCALLS[] = {
     [IOU_SYS_SERVER] = "server",
 };
 
-static const char *const METHODS[] = {
-    [IOU_METHOD_NONE] = "none",
-    [IOU_METHOD_PUNCH_HOLE] = "punch_hole",
-    [IOU_METHOD_ZERO_RANGE] = "zero_range",
-    [IOU_METHOD_ALLOCATE] = "allocate",
-    [IOU_METHOD_PUNCH_AND_ALLOCATE] = "punch_and_allocate",
-    [IOU_METHOD_BLKZEROOUT] = "blkzeroout",
-    [IOU_METHOD_WRITE] = "write",
-    [IOU_METHOD_REMOTE] = "remote",
-};
-
 static const char *const KINDS[] = {
     [IOU_OPEN] = "open", [IOU_CLOSE] = "close", [IOU_STAT] = "stat",   [IOU_READ] = "read",       [IOU_WRITE] = "write",
     [IOU_ZERO] = "zero", [IOU_TRIM] = "trim",   [IOU_FLUSH] = "flush", [IOU_EXTENTS] = "extents",
 };
 
-_Static_assert(LENGTH(METHODS) == IOU_METHODS, "the last method has a name, and is counted");
+_Static_assert(IOU_METHOD_REMOTE + 1 == IOU_METHODS, "the last method is counted");
 _Static_assert(LENGTH(SYSCALLS) == IOU_SYS_SERVER + 1 && LENGTH(KINDS) == IOU_EXTENTS + 1, "the last one has a name");
 
 const char *iou_syscall_name(int32_t syscall) {
     return NAME(SYSCALLS, syscall);
-}
-
-const char *iou_method_name(int32_t method) {
-    return NAME(METHODS, method);
 }
 
 const char *iou_kind_name(uint32_t kind) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The engine, for its parts. Locks nest in this order: engine->lock, then image->claims.lock; all others are leaves.
+ * The engine, for its parts. Locks nest in this order: engine->lock, then image->claims.lock; all others are leaves,
+ * but for those of a record of durable ranges (durable/durable.h).
  */
 
 #ifndef IOUTIL_ENGINE_ENGINE_H
@@ -27,8 +28,7 @@ struct iou_engine {
     struct link woken;      /* workers from the idle list, to be woken when the lock is released */
     pthread_cond_t worker_ended;
     uint32_t threads, busy, waking;
-    uint32_t queued, parked_count, devices_count, queues;
-    uint64_t submitted, completed;
+    uint32_t queued, parked_count, queues;
     uint64_t numbers; /* workers started so far */
     bool stopping;
 };

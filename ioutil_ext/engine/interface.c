@@ -208,12 +208,9 @@ void iou_engine_stats(iou_engine *engine, iou_stats *stats) {
         return;
     pthread_mutex_lock(&engine->lock);
     *stats = (iou_stats){
-        .submitted = engine->submitted,
-        .completed = engine->completed,
         .threads = engine->threads,
         .busy = engine->busy,
         .queued = engine->queued + engine->parked_count,
-        .devices = engine->devices_count,
     };
     pthread_mutex_unlock(&engine->lock);
 }

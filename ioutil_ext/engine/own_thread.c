@@ -18,16 +18,14 @@ static void begin_own(struct iou_engine *engine, struct op *op) {
     op->abandoned = op->abandoned || (first && engine->stopping);
     link_append(&engine->own_thread, &op->link);
     engine->busy++;
-    engine->submitted += first;
     pthread_mutex_unlock(&engine->lock);
 }
 
-static void end_own(struct iou_engine *engine, struct op *op, bool ended) {
+static void end_own(struct iou_engine *engine, struct op *op) {
     op->result.elapsed = now_ns() - op->started_at;
     pthread_mutex_lock(&engine->lock);
     link_remove(&op->link);
     engine->busy--;
-    engine->completed += ended;
     if (engine->stopping)
         pthread_cond_broadcast(&engine->worker_ended);
     pthread_mutex_unlock(&engine->lock);
@@ -38,6 +36,6 @@ bool own_thread_turn(struct iou_engine *engine, struct op *op) {
     bool ended = op_turn(op);
     if (ended)
         op_unclaim(op);
-    end_own(engine, op, ended);
+    end_own(engine, op);
     return ended;
 }

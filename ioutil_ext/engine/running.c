@@ -83,7 +83,7 @@ void op_unclaim(struct op *op) {
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
 /* Flush, and note for the record of durable ranges what the flush covers: all, or the operation's range. */
-static int run_flush(struct op *op) {
+static int flush_recorded(struct op *op) {
     iou_durable *record = op->handle->durable;
     iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
     int error = op->handle->ops->run[IOU_FLUSH](op);
@@ -99,7 +99,7 @@ static int run_kind(struct op *op) {
         handle_close_if_last(op->handle);
         return 0;
     case IOU_FLUSH:
-        return run_flush(op);
+        return flush_recorded(op);
     default:
         return op->handle->ops->run[op->kind](op);
     }
@@ -157,7 +157,7 @@ static bool is_op_whole(const struct op *op) {
 }
 
 /* Run all of an operation but the journal. False: it has not ended. */
-static bool run_turn(struct op *op, int *error) {
+static bool run_but_journal(struct op *op, int *error) {
     if (changes_data(op->kind) && !op->changes)
         *error = begin_change(op);
     if (op->needs_worker)
@@ -177,7 +177,7 @@ bool op_turn(struct op *op) {
         op_end(op, ECANCELED);
         return true;
     }
-    if (!op->is_done && !run_turn(op, &error))
+    if (!op->is_done && !run_but_journal(op, &error))
         return false;
     op->is_done = true;
     if (!error && has_journal(op)) {

@@ -27,7 +27,6 @@ static struct device *find_device(struct iou_engine *engine, uint64_t id) {
     link_init(&device->admitted);
     link_init(&device->ready);
     link_append(&engine->devices, &device->link);
-    engine->devices_count++;
     return device;
 }
 
@@ -41,7 +40,6 @@ static void settle_device(struct iou_engine *engine, struct device *device) {
     if (device->queued || device->running || device->parked)
         return;
     link_remove(&device->link);
-    engine->devices_count--;
     free(device);
 }
 
@@ -177,6 +175,5 @@ uint32_t schedule_cancel(struct iou_engine *engine, bool all, struct link *cance
         settle_device(engine, device);
     }
     count += cancel_parked(engine, all, canceled, freed);
-    engine->completed += count;
     return count;
 }

@@ -106,7 +106,6 @@ static void end_op(struct worker *worker, struct op *op, bool ended) {
         schedule_again(engine, op);
         return;
     }
-    engine->completed += !is_own(op);
     schedule_ended(engine, op);
 }
 
@@ -237,18 +236,16 @@ static void on_admitted(struct claim *claim) {
 }
 
 int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
-    bool internal = is_own(op);
     op->engine = engine;
     link_init(&op->link);
     op->submitted_at = op->submitted_at ? op->submitted_at : now_ns();
     pthread_mutex_lock(&engine->lock);
-    int error = engine->stopping && !internal ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
+    int error = engine->stopping && !is_own(op) ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
     if (!error && op->sleeps && op_canceled(op)) /* by another thread, whose iou_cancel_queued() may be over */
         error = -ECANCELED;
     if (!error)
         error = schedule_add(engine, op, device, on_admitted);
     workers_wake(engine);
-    engine->submitted += !error && !internal;
     engine_unlock(engine);
     return error;
 }

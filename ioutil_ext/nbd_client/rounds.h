@@ -51,9 +51,6 @@ uint64_t round_bare(const struct round *round, uint64_t offset, uint64_t length)
 /* Run a change of a range of whole blocks by requests without data, one after the other. */
 int round_change(struct round *round, uint16_t command, uint64_t start, uint64_t end);
 
-/* Put all changes that were answered on stable storage. */
-int round_flush(struct op *op);
-
 /* Let the operation fail: with the failure that was found, or with one that is made. */
 int round_fail(struct round *round, uint64_t number, int error);
 

@@ -10,7 +10,6 @@
  * own, however many connections it has, and those that wait are served in turns.
  */
 
-#include <semaphore.h>
 #include <stdlib.h>
 
 #include "base/clock.h"

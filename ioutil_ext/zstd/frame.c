@@ -9,8 +9,8 @@
 
 #include "zstd/frame.h"
 
-/* The bits of the descriptor. Bit 4 is unused, and means nothing. */
-enum { DICTIONARY = 3, CHECKSUM = 4, RESERVED = 8, SINGLE_SEGMENT = 32 };
+/* The bits of the descriptor. Bit 4 is unused, and means nothing; that a checksum follows (bit 2) is the library's. */
+enum { DICTIONARY = 3, RESERVED = 8, SINGLE_SEGMENT = 32 };
 
 static const unsigned char MAGIC[4] = {0x28, 0xb5, 0x2f, 0xfd};
 

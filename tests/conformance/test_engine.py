@@ -64,7 +64,7 @@ def all_but_the_last_can_be_reaped(engine: Engine) -> None:
 
     def all_ended() -> bool:
         lib.iou_engine_stats(engine._engine, stats)
-        return bool(stats.completed == stats.submitted)
+        return not stats.busy and not stats.queued
 
     eventually(all_ended, "all operations end")
 

@@ -300,6 +300,11 @@ class Engine:
         lib.iou_engine_stats(self.engine, stats)
         return stats
 
+    @property
+    def idle(self) -> bool:
+        stats = self.stats
+        return not stats.busy and not stats.queued
+
     def running(self, most: int = 16) -> list[Any]:
         records = ffi.new("iou_running[]", most)
         count = lib.iou_engine_running(self.engine, records, most)

@@ -57,7 +57,6 @@ def test_a_hung_device_does_not_stop_another(image: Path, other_device_image: Pa
         queue.run(lib.IOU_FLUSH, other)
         queue.close_handle(other)
         assert engine.stats.queued == 28
-        assert engine.stats.devices == 1
         gate.release()
         assert all(queue.wait(cookie).error == 0 for cookie in cookies)
         queue.close_handle(hung)
@@ -485,7 +484,7 @@ def test_many_operations_leave_no_descriptor_and_no_thread(image: Path) -> None:
             reaped += len(results)
         queue.close_handle(handle)
         eventually(lambda: engine.stats.threads == 0)
-        assert engine.stats.submitted == engine.stats.completed
+        assert engine.idle
     assert (descriptors(), threads()) == before
 
 
