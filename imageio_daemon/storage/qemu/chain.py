@@ -23,8 +23,8 @@ from ...image.formats import PARSERS
 from ...units import MAX_OFFSET
 from .. import lasting
 
-#: Most files below an image, for qemu-nbd and the engine. Long chains are slow; those of real virtual machines have some
-#: dozen.
+#: Most files below an image, for qemu-nbd and the engine. Long chains are slow; those of real virtual machines have
+#: some dozen.
 MAX_DEPTH: int = lib.IOU_QCOW2_MAX_LAYERS - 1
 
 #: How to give a backing file a format.
