@@ -231,12 +231,12 @@ class Upload:
         self._record = Record(on_server=needed <= abilities.features, states=states)
         # A target that reads as zeros is a new image with the same URL.
         self._goes_on = not options.restart and not abilities.reads_zero
-        if self._goes_on:
+        if not self._goes_on:
+            self._record.discard()
+        elif not options.update:  # an update compares all, whatever is recorded
             self._done = aligned(
                 (start, min(end, self._source.size)) for start, end in self._record.durable(image).pieces()
             )
-        else:
-            self._record.discard()
         self._checkpoints = self._new_checkpoints()
 
     def _new_checkpoints(self) -> RemoteCheckpoints:

@@ -194,18 +194,31 @@ def test_server_without_checksums_of_ranges_is_told(
     assert target.content() == before
 
 
-def test_interrupted_update_goes_on(
-    daemon: Daemon, source: Path, new_image: MakeImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_update_goes_on(own: Daemon, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileSource, "portion", BLOCK)
     source.write_bytes(pattern(SIZE, 5))
-    target = new_image(b"\xff" * SIZE)
-    settings = Settings(cafile=str(daemon.cafile), local=False, retry_for=0, connections=1)
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * SIZE)
+    ticket = own.add_ticket(target, SIZE)
+    settings = Settings(cafile=str(own.cafile), local=False, retry_for=0, connections=1)
     budgets = iter([20 * MiB])
-    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy, pytest.raises(Temporary):
-        upload(source, f"https://localhost:{proxy.port}/images/{target.ticket}", settings=settings, update=True)
-    assert upload(source, daemon.url(target.ticket), settings=settings, update=True).progress.resumed >= 12 * MiB
-    assert target.content() == source.read_bytes()
+    with Proxy(own.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{ticket}"
+        with pytest.raises(Temporary):
+            upload(source, url, settings=settings, update=True, checkpoint=0)
+    assert upload(source, own.url(ticket), settings=settings, update=True).progress.resumed >= 12 * MiB
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_what_the_server_has_recorded_is_compared(own: Daemon, source: Path, tmp_path: Path) -> None:
+    target = base(tmp_path / "target")
+    url, settings = own.url(own.add_ticket(target, SIZE)), Settings(cafile=str(own.cafile))
+    upload(source, url, settings=settings)
+    with source.open("r+b") as f:
+        f.seek(5 * MiB)
+        f.write(b"changed since")
+    assert upload(source, url, settings=settings, update=True).progress.resumed >= SIZE - BLOCK
+    assert target.read_bytes() == source.read_bytes()
 
 
 @pytest.mark.parametrize("more", [{"restart": True}, {"compare_all": True}])
