@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...image.extents import Extent, ExtentList
+from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import ChecksumMismatch, Refused, StateMismatch
 from ..local.source import Source
@@ -155,9 +156,19 @@ class Download:
             return
         earlier = Earlier(self._earlier, there, self._record, self._counter, self._size)
         found = earlier.find_copied()
-        self._done = found.done
+        self._done = self._with_data(found.done) if found.needs_checksum else found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
+
+    def _with_data(self, done: RangeSet) -> RangeSet:
+        """Return the parts in which the image has data. The others become zeros anew: nobody has compared them."""
+        return new_ranges(
+            (start, end)
+            for extent in self._extents
+            if not extent.zero
+            for start, end, is_done in done.parts(extent.start, extent.end)
+            if is_done
+        )
 
     def _new_record(self, part: PartTarget) -> Record:
         """Return the record for the part file. A new one has another identity than the one that was left."""

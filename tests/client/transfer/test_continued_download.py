@@ -322,6 +322,27 @@ def test_change_that_the_sample_does_not_find_is_found_by_the_checksum(
     assert copy.read_bytes() == image.content()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_zero_now_is_zeroed_where_only_a_sample_was_compared(
+    daemon: Daemon,
+    image: Image,
+    settings: Settings,
+    interrupt: Interrupt,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """The checksum would not find it: zeros of the image are not read here."""
+    without(monkeypatch, "checksum_blocks", "checksum_range")
+    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.EarlierProof.sample", lambda _: [])
+    copy = interrupt(f"copy.{name}")
+    os.truncate(image.path, 5 * MiB)
+    os.truncate(image.path, SIZE)
+    done = download(daemon.url(image.ticket), copy, settings=settings, verify=True)
+    assert done.progress.resumed == 5 * MiB
+    assert done.checksum == checksum(image.path)
+    assert content(copy, name) == image.content()
+
+
 def test_nothing_is_continued_where_nothing_proves_it(
     daemon: Daemon, image: Image, settings: Settings, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
