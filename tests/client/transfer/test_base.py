@@ -183,6 +183,18 @@ def test_bitmap_that_began_after_the_base_is_not_believed(
     assert target.read_bytes() == raw(disk, tmp_path / "wanted").read_bytes()
 
 
+@pytest.mark.parametrize("place", ["26M", "37M"])
+def test_data_that_a_late_bitmap_lacks_in_a_hole_is_found(
+    disk: Path, update: Update, target: Path, tmp_path: Path, place: str
+) -> None:
+    """An image of 16 blocks is compared as a whole. The hole has 4 of them, and is one entry of the list of digests."""
+    qemu_img("bitmap", "--remove", "-f", "qcow2", disk, "since-full")
+    guest_writes(disk, f"write -P 9 {place} 1M")
+    qemu_img("bitmap", "--add", "-f", "qcow2", disk, "since-full")
+    update()
+    assert target.read_bytes() == raw(disk, tmp_path / "wanted").read_bytes()
+
+
 @pytest.mark.parametrize("feature", [None, "extents", "checksum_blocks"])
 def test_servers_that_cannot_tell_let_all_be_compared(
     daemon: Daemon,
