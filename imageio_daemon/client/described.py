@@ -54,10 +54,6 @@ class Uploading:
         """Upload the image. Call `report` every 0.1 s."""
         counter = Counter()
         with self._opened(self.how, Opening(counter, report)) as (session, source):
-            if self.options.update and source.is_stream:
-                raise Usage("an update reads the image twice: decompress or copy it to a file first")
-            if self.how.bitmap is not None and not isinstance(source, MarkedSource):
-                raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
             return Upload(source, session, self.options, report, counter).run()
 
     def preview(self) -> "Preview":
@@ -85,6 +81,10 @@ class Uploading:
             contextlib.closing(open_source(given, how, watch)) as opened,
         ):
             require_content(opened, self.source, how.member)
+            if self.options.update and opened.is_stream:
+                raise Usage("an update reads the image twice: decompress or copy it to a file first")
+            if self.how.bitmap is not None and not isinstance(opened, MarkedSource):
+                raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
             yield session, opened
 
 
@@ -104,20 +104,21 @@ class Downloading:
     def run(self, report: Report | None = None) -> Downloaded:
         """Download the image. Call `report` every 0.1 s."""
         chosen = self._chosen()
-        with self._locked(chosen) as session:
+        with self._locked(shared=self.making.shared or chosen.locks) as session:
             return Download(session, chosen.make(), self.options, report).run()
 
     def preview(self) -> "Preview":
-        """Return what run() would do without `update`. Makes no file, and writes to no image."""
+        """Return what run() would do. Makes no file, and writes to no image."""
         from .transfer import preview  # noqa: PLC0415 - as above
 
-        dirty, said = self.options.dirty, self.making.format
-        chosen = replace(self, options=DownloadOptions(dirty=dirty))._chosen()
+        options = DownloadOptions(dirty=self.options.dirty, update=self.options.update)
+        said = self.making.format
+        chosen = replace(self, options=options)._chosen()
         says = named(chosen.path.name) if chosen.path is not None and said is None else None
         shown = said or (says and ", ".join(filter(None, (says.format or "raw", says.compression)))) or "raw"
-        with self._locked(chosen) as session:
+        with self._locked(shared=self.making.shared and not chosen.locks) as session:  # nothing else locks it
             names = {"name": _name(self.target, "standard output"), "format_name": shown}
-            tell = partial(preview.preview_download, session, chosen, dirty=dirty, **names)
+            tell = partial(preview.preview_download, session, chosen, options, **names)
             (told,) = workers.run([tell], session.stop)
             return told
 
@@ -135,10 +136,10 @@ class Downloading:
         return choose_target(self.target, making)
 
     @contextlib.contextmanager
-    def _locked(self, chosen: Chosen) -> Iterator[ClientSession]:
+    def _locked(self, *, shared: bool) -> Iterator[ClientSession]:
         """Lock the target for the block, with a session that has not connected yet."""
         with (
-            locked(self.target, writes=True, shared=self.making.shared or chosen.locks),
+            locked(self.target, writes=True, shared=shared),
             ClientSession(self.url, self.settings) as session,
         ):
             yield session

@@ -21,6 +21,7 @@ def preview_upload(
     decompress: str | None = None,
     member: str | None = None,
     size: int | None = None,
+    update: bool = False,
     restart: bool = False,
     state: bool | str | os.PathLike[str] = True,
     room_check: bool = True,
@@ -32,7 +33,7 @@ def preview_upload(
     upload() would fail before it knows image and ticket. Later failures are in Preview.refused.
     """
     how = How(format=format, decompress=decompress, member=member, size=size, shared=shared)
-    options = UploadOptions(restart=restart, state=state_directory(state), room_check=room_check)
+    options = UploadOptions(update=update, restart=restart, state=state_directory(state), room_check=room_check)
     return Uploading(source, url, settings, how, options).preview()
 
 
@@ -44,6 +45,7 @@ def preview_download(
     format: str | None = None,  # noqa: A002
     compress: bool = False,
     dirty: bool = False,
+    update: bool = False,
     shared: bool = False,
 ) -> Preview:
     """Tell what download() with these arguments would do. Makes no file, and writes to no image.
@@ -51,4 +53,4 @@ def preview_download(
     Raises ClientError as preview_upload().
     """
     making = Making(format=format, compress=compress, shared=shared)
-    return Downloading(url, target, settings, making, DownloadOptions(dirty=dirty)).preview()
+    return Downloading(url, target, settings, making, DownloadOptions(dirty=dirty, update=update)).preview()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """--dry-run tells what a transfer would do and what it would be refused for, and changes nothing."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -23,9 +24,10 @@ from imageio_daemon.client import (
 from imageio_daemon.client.transfer import preview
 from tests.client.conftest import SIZE
 from tests.client.programs import run
+from tests.client.transfer.test_continued_download import without
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB
-from tests.support.nbdservers import nbdkit
+from tests.support.nbdservers import nbdkit, qemu_nbd
 
 
 @pytest.fixture
@@ -166,6 +168,35 @@ def test_order_of_arguments_is_told(daemon: Daemon, source: Path, command: str) 
     run(command, "--dry-run", first, second).failed_with("comes first, then the", 2)
 
 
+@pytest.mark.parametrize(
+    ("missing", "size", "message", "status"),
+    [("checksum_range", SIZE + 1, "nobody knows what differs", 3), ("", MiB, "can't verify: the target has", 6)],
+)
+def test_update_would_be_refused(
+    daemon: Daemon,
+    source: Path,
+    new_image: MakeImage,
+    tls: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    size: int,
+    message: str,
+    status: int,
+) -> None:
+    without(monkeypatch, missing)
+    url = daemon.url(new_image(b"\xff" * size).ticket)
+    error = preview_upload(source, url, settings=tls, update=True).refused[0]
+    assert (message in str(error), error.status) == (True, status)
+    with pytest.raises(type(error), match=message):
+        upload(source, url, settings=tls, update=True)
+
+
+def test_update_from_a_stream_would_be_refused(daemon: Daemon, source: Path, target: Image, tmp_path: Path) -> None:
+    (tmp_path / "disk.raw.gz").write_bytes(gzip.compress(source.read_bytes(), 1))
+    result = run("upload", "--dry-run", "--update", tmp_path / "disk.raw.gz", daemon.url(target.ticket))
+    result.failed_with("reads the image twice", 2)
+
+
 # Downloads
 
 
@@ -221,3 +252,48 @@ def test_device_that_is_too_small_would_be_refused(
     (error,) = preview_download(daemon.url(target.ticket), tmp_path / "device", settings=tls).refused
     assert "it does not fit" in str(error)
     assert (tmp_path / "device").read_bytes() == bytes(MiB)
+
+
+def test_update_of_a_missing_file_would_be_refused(daemon: Daemon, target: Image, tmp_path: Path) -> None:
+    result = run("download", "--dry-run", "--update", daemon.url(target.ticket), tmp_path / "missing")
+    result.failed_with("there is no .*missing to update", 5)
+
+
+def test_update_needs_no_room(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").write_bytes(bytes(MiB))
+    monkeypatch.setattr(preview, "_free", lambda _: MiB)
+    seen = preview_download(daemon.url(target.ticket), tmp_path / "copy", settings=tls, update=True)
+    assert (seen.refused, seen.room, seen.replaces) == ((), None, None)
+    assert (tmp_path / "copy").read_bytes() == bytes(MiB)
+
+
+def test_update_would_be_refused_where_nobody_knows_what_differs(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").touch()
+    without(monkeypatch, "checksum_range")
+    (error,) = preview_download(daemon.url(target.ticket), tmp_path / "copy", settings=tls, update=True).refused
+    assert "nobody knows what differs" in str(error)
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(MiB, True), (SIZE + 512, False)])
+def test_update_of_a_qcow2_would_be_refused_for_its_size(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, size: int, is_refused: bool
+) -> None:
+    copy = tmp_path / "copy.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", copy, str(size)], check=True)
+    subprocess.run(["qemu-img", "bitmap", "--add", copy, "since"], check=True)
+    before = copy.read_bytes()
+    refused = preview_download(daemon.url(target.ticket), copy, settings=tls, update=True).refused
+    assert ["qemu-img resize" in str(error) for error in refused] == [True] * is_refused
+    assert copy.read_bytes() == before
+
+
+def test_update_of_an_image_in_use_would_be_refused(daemon: Daemon, target: Image, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", copy, str(SIZE + 512)], check=True)
+    with qemu_nbd(copy, "qcow2"):
+        result = run("download", "--dry-run", "--update", "--cafile", daemon.cafile, daemon.url(target.ticket), copy)
+        result.failed_with("is in use by", 5)

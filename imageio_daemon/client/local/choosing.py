@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
     """A target that is not opened yet. `path` is that of a file or device. `in_place` tells that it exists.
 
     `packs` tells that the target is compressed, so the room that it needs is unknown. `locks` tells that opening it
-    also locks it.
+    also locks it. `check`, for an update, raises LocalError if an image of a size does not fit, and changes nothing.
     """
 
     make: Callable[[], Target]
@@ -47,6 +47,7 @@ class Chosen(NamedTuple):
     in_place: bool
     packs: bool = False
     locks: bool = False
+    check: Callable[[int], None] | None = None
 
 
 def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> Chosen:
@@ -70,7 +71,9 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
     says = named(path.name) if making.format is None else Named(None, False, making.format)
     make, in_place = _choose_path(path, says, making)
     packs = making.compress or bool(says.compression)
-    return Chosen(make, path, in_place, packs, locks=making.update and says.format not in (None, "raw"))
+    if making.update and says.format not in (None, "raw"):
+        return Chosen(make, path, in_place, locks=True, check=partial(_check_qcow2, path))
+    return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None)
 
 
 def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], Target], bool]:
@@ -95,6 +98,20 @@ def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], 
     if dirty and format_name != "qcow2":
         raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
     return _new_file(path, format_name, says.compression, making), False
+
+
+def _check_qcow2(path: Path, size: int) -> None:
+    local.UpdatedQcow2.check(path, size)
+
+
+def _check_raw(path: Path, size: int) -> None:
+    """Raise LocalError if an image cannot be written, or if it is a device and too small. A file gets the size."""
+    image = ExistingImage(path)
+    try:
+        if is_existing_device(path):
+            image.start(size)
+    finally:
+        image.abandon()
 
 
 def _new_file(path: Path, format_name: str, compression: str | None, making: Making) -> Callable[[], Target]:

@@ -4,6 +4,9 @@
 Other new ones are a QemuTarget of qemu.py. choosing.py chooses.
 """
 
+import contextlib
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -99,12 +102,26 @@ class UpdatedQcow2(ServedTarget):
         self._path = path
         self._server = PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
 
+    @staticmethod
+    def check(path: Path, size: int) -> None:
+        """Raise LocalError unless the image can be written and has this size.
+
+        Changes nothing: qemu marks bitmaps as in use when it opens an image for writing.
+        """
+        if not os.access(path, os.W_OK):
+            raise LocalError(f"can't write {path}: {os.strerror(errno.EACCES)}")
+        with contextlib.closing(PrivateQemuNbd(str(path), arguments_for(path, "qcow2", shared=True))) as server:
+            _require_size(path, server.image.size, size)
+
     def start(self, size: int) -> None:
         """Raise LocalError unless the image has this size."""
-        has = self._started.image.size
-        if has != whole_sectors(size):
-            raise LocalError(f"{self._path} is an image of {has} bytes, and the other one has {size}: qemu-img resize")
+        _require_size(self._path, self._started.image.size, size)
 
     def source(self) -> Source:
         """Return a source of the image's present content."""
         return PresentSource(self._started)
+
+
+def _require_size(path: Path, has: int, size: int) -> None:
+    if has != whole_sectors(size):
+        raise LocalError(f"{path} is an image of {has} bytes, and the other one has {size}: qemu-img resize")

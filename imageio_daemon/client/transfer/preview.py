@@ -3,7 +3,7 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from ..local.source import Source
 from ..server.failures import unflushed
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from .equality import require_ranges
 from .record import Record, States
 from .room import check_room
-from .transfer_options import UploadOptions
+from .transfer_options import DownloadOptions, UploadOptions
+from .upload import not_verifiable
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,6 @@ def preview_upload(
     abilities = session.abilities
     limit = image.size() if abilities.max_size is None else abilities.max_size
     data, zero = (None, None) if source.is_stream else _amounts(source.extents())
-    refused: list[ClientError] = []
-    if "zero" not in abilities.features:
-        refused.append(Refused("the ticket does not allow writing: ask for one that does", 403))
-    if failure := unflushed(abilities.features):
-        refused.append(failure)
-    if source.size > limit:
-        sizes = f"{source.size} bytes, and the target may have {limit}"
-        refused.append(Refused(f"the image has {sizes}: make the target larger", 416))
     return Preview(
         source=name,
         target=session.peer,
@@ -74,20 +68,42 @@ def preview_upload(
         target_size=limit,
         room=abilities.available,
         from_before=_from_before(source, session, image, options),
-        refused=(*refused, *_no_room(source, abilities.available, options)),
+        refused=tuple(_refusals(source, session, options, image.size(), limit)),
     )
 
 
-def preview_download(session: ClientSession, chosen: Chosen, *, name: str, format_name: str, dirty: bool) -> Preview:
+def _refusals(
+    source: Source, session: ClientSession, options: UploadOptions, size: int, limit: int
+) -> Iterator[ClientError]:
+    """Yield why an upload would be refused. The target has `size` bytes, and may get `limit`."""
+    abilities = session.abilities
+    compares = options.update and not abilities.reads_zero
+    if "zero" not in abilities.features:
+        yield Refused("the ticket does not allow writing: ask for one that does", 403)
+    if failure := unflushed(abilities.features):
+        yield failure
+    if source.size > limit and not compares:
+        sizes = f"{source.size} bytes, and the target may have {limit}"
+        yield Refused(f"the image has {sizes}: make the target larger", 416)
+    yield from _no_room(source, abilities.available, options)
+    if compares:
+        yield from _no_ranges(session)
+        if source.size > size:
+            yield not_verifiable(size, source.size)
+
+
+def preview_download(
+    session: ClientSession, chosen: Chosen, options: DownloadOptions, *, name: str, format_name: str
+) -> Preview:
     """Return what a download would do. Opens an existing target, without writing. Raises as preview_upload()."""
     image = session.open()
-    size = image.size()
+    size, dirty = image.size(), options.dirty
     knows = "extents" in session.abilities.features
     extents = image.extents("dirty" if dirty else "zero") if knows else [Extent(0, size)]
     data, zero = _amounts(extent for extent in extents if extent.dirty or not dirty)
     file = chosen.path if chosen.path is not None and not chosen.in_place else None
     room = None if file is None else _free(Path(os.path.realpath(file)).parent)
-    refused: list[ClientError] = []
+    refused = _no_ranges(session) if options.update else []
     if chosen.in_place:
         refused += _does_not_fit(chosen, size)
     if file is not None and file.exists():
@@ -142,10 +158,18 @@ def _no_room(source: Source, available: int | None, options: UploadOptions) -> l
     return []
 
 
+def _no_ranges(session: ClientSession) -> list[ClientError]:
+    try:
+        require_ranges(session)
+    except Refused as e:
+        return [e]
+    return []
+
+
 def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: UploadOptions) -> int | None:
     """Return how many bytes earlier uploads have left, by the server and state files, or None if there are none."""
     abilities = session.abilities
-    if options.restart or abilities.reads_zero:
+    if options.restart or options.update or abilities.reads_zero:
         return None
     found = Record(on_server="durable" in abilities.features).durable(image).size()
     if options.state is not None and source.identity is not None:
@@ -156,6 +180,9 @@ def _from_before(source: Source, session: ClientSession, image: RemoteImage, opt
 
 def _does_not_fit(chosen: Chosen, size: int) -> list[ClientError]:
     try:
+        if chosen.check is not None:
+            chosen.check(size)
+            return []
         target = chosen.make()
         try:
             target.start(size)

@@ -37,6 +37,14 @@ log = logging.getLogger(__name__)
 ROUNDS = 4
 
 
+def not_verifiable(target: int, source: int) -> ChecksumMismatch:
+    """Return the error for sizes of target and source, in bytes, with which no checksum compares them."""
+    return ChecksumMismatch(
+        f"can't verify: the target has {target} bytes, the source {source}, and the server's checksum is that of the "
+        "whole target: make it as large as the source, or upload without --verify"
+    )
+
+
 class Upload:
     """One upload. `counter` has counted what was read of the source before."""
 
@@ -256,10 +264,7 @@ class Upload:
         size = image.size() if self._digest else self._source.size
         self._is_part = size > self._source.size and "checksum_range" in self._session.abilities.features
         if size != self._source.size and not self._is_part:
-            raise ChecksumMismatch(
-                f"can't verify: the target has {size} bytes, the source {self._source.size}, and the server's checksum "
-                "is that of the whole target: make it as large as the source, or upload without --verify"
-            )
+            raise not_verifiable(size, self._source.size)
 
     def _confirm(self, image: RemoteImage) -> RangeSet:
         self._checkpoints.confirm(image)
