@@ -32,7 +32,7 @@ def serve(url: str, path: str | None, settings: Settings, listening: Callable[[s
     """
     with ClientSession(url, settings) as session:
         first = session.open()
-        first.connection.upgrade(session.url.path, PROTOCOL)  # so that a refusal comes now, not for each program
+        first.upgrade(PROTOCOL)  # so that a refusal comes now, not for each program
         session.release(first)
         with _listening(path) as (sock, place):
             listening(f"nbd+unix:///?socket={quote(place)}", place)
@@ -83,7 +83,7 @@ def _serve_one(session: ClientSession, client: socket.socket) -> None:
     with client:
         try:
             session.stop.add(client)
-            server, received = image.connection.upgrade(session.url.path, PROTOCOL)
+            server, received = image.upgrade(PROTOCOL)
             relay(client, server, received)
         except Stopped:
             pass

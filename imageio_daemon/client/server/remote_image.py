@@ -5,6 +5,7 @@ import collections
 import contextlib
 import json
 import re
+import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,10 @@ class RemoteImage:
     def abilities(self) -> Abilities:
         """Return the answer to OPTIONS."""
         return self._abilities(self._repeated(self._options))
+
+    def upgrade(self, protocol: str) -> tuple[socket.socket, bytes]:
+        """Change the connection to another protocol, see ClientConnection.upgrade()."""
+        return self._repeated(lambda: self.connection.upgrade(self._path, protocol))
 
     def size(self) -> int:
         """Return the size of the image, from the Content-Range of an answer to a range (RFC 9110 14.4)."""

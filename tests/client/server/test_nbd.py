@@ -18,6 +18,7 @@ import pytest
 
 from imageio_daemon.client.relay import PIECE, relay
 from tests.client.programs import run, start
+from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, pattern
 from tests.support.nbdservers import make_qcow2, qemu_nbd
@@ -161,6 +162,23 @@ def test_connection_that_is_refused_ends_and_the_next_one_is_served(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_connection_that_fails_for_a_moment_is_made_again(daemon: Daemon, image: Image, tmp_path: Path) -> None:
+    budgets = iter([1000 * MiB, 0])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{image.ticket}"
+        process = start("nbd", "--no-local", "--cafile", daemon.cafile, url, tmp_path / "s")
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with socket.socket(socket.AF_UNIX) as program:
+                program.settimeout(20)
+                program.connect(str(tmp_path / "s"))
+                assert program.recv(18, socket.MSG_WAITALL) == b"NBDMAGICIHAVEOPT\0\3"
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
 
 
 # Refused
