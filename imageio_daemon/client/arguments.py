@@ -142,17 +142,17 @@ def _add_download(commands: Commands) -> None:
     )
     add_format(command)
     command.add_argument("--compress", action="store_true", help="compress the clusters of a qcow2 image")
-    command.add_argument(
+    again = add_state(command, "receive all, also what an earlier download has left")
+    again.add_argument(
         "--dirty", action="store_true", help="only what has changed, into a copy that exists or a new qcow2"
     )
-    command.add_argument(
+    again.add_argument(
         "--update", action="store_true", help="write only what differs, into a file or device that exists; verify"
     )
     add_base(command)
     command.add_argument(
         "--manifest", metavar="FILE", help="write the digest of each block to FILE, for the command verify"
     )
-    add_state(command, "receive all, also what an earlier download has left")
     add_shared(command)
     add_connections(command)
     add_dry_run(command)

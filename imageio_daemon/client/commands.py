@@ -16,6 +16,7 @@ from .local.choosing import Making
 from .local.formats import is_elsewhere, named
 from .local.opening import How
 from .local.target import is_existing_device
+from .server.address import is_url
 from .server.session import Settings
 from .transfer.progress import Progress
 from .transfer.record import state_directory
@@ -123,6 +124,8 @@ def _standard_input() -> BinaryIO:
 
 def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Upload an image, or several from an archive. Raises ClientError, as all functions here do."""
+    if options.source_cafile is not None and not is_url(options.image):
+        raise Usage("--source-cafile is for an image on a web server")
     if options.all:
         names = api.disks(options.image, decompress=options.decompress, progress=transfer.report)
         if len(names) != len(options.url):

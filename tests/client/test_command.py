@@ -155,7 +155,15 @@ UPLOAD = ["upload", "image", "https://host/images/x"]
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["upload"], [*UPLOAD, "--connections", "0"], [*UPLOAD, "--size", "8388608T"]]
+    "arguments",
+    [
+        [],
+        ["upload"],
+        [*UPLOAD, "--connections", "0"],
+        [*UPLOAD, "--size", "8388608T"],
+        ["download", "--update", "--restart", "https://host/images/x", "image"],
+        ["download", "--dirty", "--restart", "https://host/images/x", "image"],
+    ],
 )
 def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     assert run(*arguments).status == 2
@@ -168,6 +176,7 @@ def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
         (["download", "image", "https://host/images/secret"], "the URL comes first, then the image"),
         (["download", "https://host/images/x", "https://host/images/secret"], "the URL comes first, then the image"),
         (["download", "--dirty", "--verify", "https://host/images/secret", "image"], "is that of the whole image"),
+        (["upload", "--source-cafile", "ca.pem", "image", "https://host/images/secret"], "an image on a web server"),
         (["checksum", "--block-size", "0", "image"], "a block has"),
         (["checksum", "--block-size", "1T", "image"], "a block has"),
         (["info", "https://host/images/secret\udc80"], "the URL must look like"),

@@ -74,6 +74,8 @@ class DownloadOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.restart and (self.update or self.dirty):
+            raise Usage("with update or dirty a part is downloaded, and with restart all: give one of them")
         if self.dirty and (self.verify or self.manifest):
             raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
 

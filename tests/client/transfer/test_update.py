@@ -295,7 +295,7 @@ def test_other_files_are_not_updated(url: str, tmp_path: Path, tls: Settings, na
         download(url, tmp_path / name, settings=tls, update=True)
 
 
-@pytest.mark.parametrize("more", [{"dirty": True}, {"compress": True}])
+@pytest.mark.parametrize("more", [{"dirty": True}, {"compress": True}, {"restart": True}])
 def test_contradictions_are_told(url: str, copy: Path, tls: Settings, more: dict[str, bool]) -> None:
     with pytest.raises(Usage):
         download(url, copy, settings=tls, update=True, **more)  # type: ignore[arg-type]
