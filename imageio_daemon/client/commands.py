@@ -55,6 +55,8 @@ class ShownTransfer:
         self._streams.wait(waits=True)
         if self._shown:
             self.display.abandon()
+        if self._progress.complete:  # only what comes after it has failed
+            return f"; {self.new or self.incomplete} is complete"
         if self._progress.durable and not isinstance(error, StateMismatch | ChecksumMismatch):
             durable, total = human(self._progress.durable), human(self._progress.total or 0)
             return f"; {durable} of {total} are on stable storage, the same command continues"

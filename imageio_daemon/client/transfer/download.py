@@ -73,15 +73,20 @@ class Download:
         self._record = Record()
         self._checkpoints: LocalCheckpoints | None = None
         self._manifest: Manifest | None = None
+        self._complete = False
 
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
         retries = self._session.retries
-        durable = self._checkpoints.durable if self._checkpoints else None
-        ending = self._session.stop.is_set
-        counted = self._counter.progress()
-        return replace(counted, durable=durable, retries=retries.count, reason=retries.reason, ending=ending)
+        return replace(
+            self._counter.progress(),
+            durable=self._checkpoints.durable if self._checkpoints else None,
+            retries=retries.count,
+            reason=retries.reason,
+            ending=self._session.stop.is_set,
+            complete=self._complete,
+        )
 
     def run(self) -> Downloaded:
         """Download the image. Return when it is on stable storage and, if asked for, verified. Raises ClientError.
@@ -234,6 +239,7 @@ class Download:
             self._counter.begin(Phase.VERIFYING)
         checksum = self._verify(image, self._digest) if self._digest else None
         self._target.finish()
+        self._complete = True
         self._checkpoints = None
         self._record.discard()
         if self._manifest and self._digest:

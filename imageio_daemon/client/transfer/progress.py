@@ -38,7 +38,8 @@ class Progress:
     bytes of `to_check` were read, compared or verified in this phase; the latter may be unknown. `to_move` is at most
     how much data is left to transfer, or None until the map of the image is read. `retries` is the number of requests
     that were sent again, and `reason` why some fail now. `idle` is the seconds since the last progress. `ending` tells
-    that the transfer ends early, by the user or an error, and subtracts what its requests had sent.
+    that the transfer ends early, by the user or an error, and subtracts what its requests had sent. `complete` tells
+    that the file or image of a download is complete, whatever fails after that.
     """
 
     total: int | None = None
@@ -57,6 +58,7 @@ class Progress:
     reason: str | None = None
     idle: float = 0.0
     ending: bool = False
+    complete: bool = False
 
     @property
     def done(self) -> int:

@@ -15,6 +15,7 @@ from tests.client.programs import run
 from tests.client.transfer.test_continued_download import without
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.realstorage import missing, mounted
 
 BLOCK = 4 * MiB
 SIZE = 22 * MiB + 7
@@ -44,6 +45,20 @@ def test_it_is_the_list_of_the_server(daemon: Daemon, manifest: Path, image: Ima
     assert manifest.read_bytes() == told.body
     assert json.loads(manifest.read_bytes().splitlines()[-1])["checksum"] == checksum(tmp_path / "copy")
     assert "manifest.part" not in os.listdir(tmp_path)
+
+
+def test_image_is_complete_even_if_its_manifest_cannot_be_written(
+    daemon: Daemon, image: Image, url: str, tmp_path: Path
+) -> None:
+    if reason := missing("tmpfs"):
+        pytest.skip(reason)
+    with mounted("tmpfs", tmp_path, MiB) as full:
+        (full / "filler").write_bytes(bytes(MiB))
+        copy = tmp_path / "copy"
+        result = run("download", "--cafile", daemon.cafile, "--manifest", full / "manifest", url, copy)
+        result.failed_with("can't write .*: No space left on device; .*copy is complete", 5)
+        assert os.listdir(full) == ["filler"]
+    assert copy.read_bytes() == image.content()
 
 
 def test_equal_images_have_nothing_to_tell(manifest: Path, url: str, tls: Settings, tmp_path: Path) -> None:
