@@ -17,9 +17,8 @@ from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from .equality import require_ranges
 from .record import Record, States
-from .room import check_room
+from .room import check_room, not_verifiable
 from .transfer_options import DownloadOptions, UploadOptions
-from .upload import not_verifiable
 
 
 @dataclass(frozen=True)

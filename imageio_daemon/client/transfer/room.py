@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the storage of the target has room for the data, before the first byte is sent."""
+"""Checks of the target before the first byte is sent: whether it has room for the data, and the size."""
 
 from ...commands.amounts import human
-from ..errors import NoRoom
+from ..errors import ChecksumMismatch, NoRoom
 from ..local.source import Source
+from ..server.data import Piece
+from ..server.remote_image import RemoteImage
+from .record import ALIGNMENT
 
 
 def check_room(source: Source, available: int) -> None:
@@ -19,3 +22,28 @@ def check_room(source: Source, available: int) -> None:
             f"the source has {human(data)} of data, and the storage of the target has room for {human(available)}: "
             "make room, or say --no-room-check if much of the data is zeros"
         )
+
+
+def write_end(image: RemoteImage, source: Source) -> None:
+    """Write the last byte, so that a too small target fails now and not at the end. Raises LocalError, as RemoteImage.
+
+    The next flush records it, so it is that of the source, except for a stream, where it is not known yet and zero.
+    """
+    last = source.size - 1
+    start = last // ALIGNMENT * ALIGNMENT  # some sources are read in sectors only
+    end = memoryview(bytearray(source.size - start))
+    if not source.is_stream:
+        source.read(start, end)
+    if end[-1]:
+        image.write([Piece(last, end[-1:])])
+        return
+    for _ in image.zero(last, 1):
+        pass
+
+
+def not_verifiable(target: int, source: int) -> ChecksumMismatch:
+    """Return the error for sizes of target and source, in bytes, with which no checksum compares them."""
+    return ChecksumMismatch(
+        f"can't verify: the target has {target} bytes, the source {source}, and the server's checksum is that of the "
+        "whole target: make it as large as the source, or upload without --verify"
+    )

@@ -21,9 +21,9 @@ from .earlier import Earlier, EarlierProof
 from .equality import Equality, require_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
-from .record import Record, States, aligned
+from .record import ALIGNMENT, Record, States, aligned
 from .remote_source import RemoteSource
-from .room import check_room
+from .room import check_room, not_verifiable, write_end
 from .sender import Sending
 from .transfer_connections import TransferConnections
 from .transfer_options import Uploaded, UploadOptions
@@ -35,14 +35,6 @@ log = logging.getLogger(__name__)
 
 #: Most attempts to have a flush confirm all data. One succeeds if no connection is lost before its flush.
 ROUNDS = 4
-
-
-def not_verifiable(target: int, source: int) -> ChecksumMismatch:
-    """Return the error for sizes of target and source, in bytes, with which no checksum compares them."""
-    return ChecksumMismatch(
-        f"can't verify: the target has {target} bytes, the source {source}, and the server's checksum is that of the "
-        "whole target: make it as large as the source, or upload without --verify"
-    )
 
 
 class Upload:
@@ -245,6 +237,8 @@ class Upload:
             self._done = aligned(
                 (start, min(end, self._source.size)) for start, end in self._record.durable(image).pieces()
             )
+            if self._source.is_stream:  # write_end() zeroes its last byte
+                self._done.discard((self._source.size - 1) // ALIGNMENT * ALIGNMENT, self._source.size)
         self._checkpoints = self._new_checkpoints()
 
     def _new_checkpoints(self) -> RemoteCheckpoints:
@@ -252,15 +246,14 @@ class Upload:
         return RemoteCheckpoints(self._session, self._record, self._done, interval, once=once)
 
     def _probe(self, image: RemoteImage) -> None:
-        """Zero the last byte, so that a too small target fails now and not at the end. An update's target has the size.
+        """Write the last byte, so that a too small target fails now, not at the end. An update's target has the size.
 
         Raises ChecksumMismatch if only a part of the target can be verified, and the server computes no checksums of
         parts.
         """
         last = self._source.size - 1
         if last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1)):
-            for _ in image.zero(last, 1):
-                pass
+            write_end(image, self._source)
         size = image.size() if self._digest else self._source.size
         self._is_part = size > self._source.size and "checksum_range" in self._session.abilities.features
         if size != self._source.size and not self._is_part:

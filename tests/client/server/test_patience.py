@@ -207,4 +207,4 @@ def test_upload_goes_on_behind_a_proxy_that_has_lost_the_server(tmp_path: Path, 
     with ScriptedServer(first, ok, ok, gone, gone, second, ok, second, ok, ok, second) as server:
         upload(source, server.url, settings=Settings(connections=1), state=False)
     methods = " ".join(request.partition(" ")[0] for request in server.requests)
-    assert methods == "OPTIONS PATCH PUT PATCH OPTIONS OPTIONS PATCH OPTIONS PUT PATCH OPTIONS"
+    assert methods == "OPTIONS PUT PUT PATCH OPTIONS OPTIONS PATCH OPTIONS PUT PATCH OPTIONS"

@@ -111,7 +111,7 @@ def test_flush_that_finds_the_storage_full_loses_what_was_written(tmp_path: Path
     ):
         upload(source, server.url, settings=PATIENT, state=False)
     assert (raised.value.code, raised.value.status) == ("storage_full", 3)
-    assert [request.partition(" ")[0] for request in server.requests] == ["OPTIONS", "PATCH", "PUT", "PATCH"]
+    assert [request.partition(" ")[0] for request in server.requests] == ["OPTIONS", "PUT", "PUT", "PATCH"]
 
 
 def test_code_is_told_when_the_client_gives_up() -> None:

@@ -68,15 +68,15 @@ def test_source_is_read_while_the_target_is_written(
 ) -> None:
     read = threading.Semaphore(0)
     read_into, write = RemoteImage.read_into, RemoteImage.write
-    started, waited = threading.Lock(), []
+    waits, waited = iter([False, True]), []  # the first one writes the last byte, which was read before
 
     def reading(self: RemoteImage, offset: int, buffer: memoryview) -> None:
         read_into(self, offset, buffer)
         read.release()
 
     def writing(self: RemoteImage, *arguments: Any) -> bool:
-        if started.acquire(blocking=False):
-            waited.append(read.acquire(timeout=30) and read.acquire(timeout=30))
+        if next(waits, False):
+            waited.append(all(read.acquire(timeout=30) for _ in range(3)))
         return write(self, *arguments)
 
     monkeypatch.setattr(RemoteImage, "read_into", reading)

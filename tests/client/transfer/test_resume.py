@@ -320,6 +320,32 @@ def test_record_that_is_gone_is_an_empty_one(full: Path) -> None:
     assert (done.data, done.durable) == (SIZE, None)
 
 
+@pytest.fixture(params=["file", "stream"])
+def upload_odd(request: pytest.FixtureRequest, full: Path, settings: Settings) -> Callable[[str], Uploaded]:
+    """Upload an image of whole pages and one byte, from a file or a stream."""
+    with full.open("ab") as f:
+        f.write(b"!")
+
+    def run(url: str) -> Uploaded:
+        if request.param == "file":
+            return upload(full, url, settings=settings, checkpoint=0, state=False)
+        with full.open("rb") as stream:
+            return upload(stream, url, settings=settings, size=SIZE + 1, checkpoint=0)
+
+    return run
+
+
+def test_last_byte_that_was_only_tried_is_sent(
+    daemon: Daemon, full: Path, upload_odd: Callable[[str], Uploaded], new_image: MakeImage
+) -> None:
+    target = new_image(size=SIZE + 1)
+    budgets = iter([BUDGET])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy, pytest.raises(Temporary):
+        upload_odd(f"https://localhost:{proxy.port}/images/{target.ticket}")
+    assert upload_odd(daemon.url(target.ticket)).progress.resumed > BUDGET - 3 * MiB
+    assert target.content() == full.read_bytes()
+
+
 # Input that can be read once
 
 
