@@ -111,5 +111,5 @@ def _mismatch(theirs: object, digest: Digest, blocks: list[int]) -> ChecksumMism
     where = f" (they differ in the bytes from {named}{more})" if blocks else ""
     return ChecksumMismatch(
         f"the target reads as {theirs}, the source as {digest.hexdigest()}{where}: someone else writes to it, or its "
-        "storage does not keep what it confirms; mend that, and upload anew with --restart"
+        "storage does not keep what it confirms; mend that, then send all with --restart, or what differs with --update"
     )

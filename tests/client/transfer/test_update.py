@@ -221,6 +221,24 @@ def test_what_the_server_has_recorded_is_compared(own: Daemon, source: Path, tmp
     assert target.read_bytes() == source.read_bytes()
 
 
+def test_update_is_what_a_mismatch_advises(
+    daemon: Daemon, source: Path, target: Image, tls: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update has no --restart."""
+
+    def meddle(_: FileSource) -> None:
+        with target.path.open("r+b") as f:
+            f.write(b"somebody")
+
+    url = daemon.url(target.ticket)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(FileSource, "check", meddle)
+        with pytest.raises(ChecksumMismatch, match="or what differs with --update"):
+            upload(source, url, settings=tls, update=True)
+    upload(source, url, settings=tls, update=True)
+    assert target.content() == source.read_bytes()
+
+
 @pytest.mark.parametrize("more", [{"restart": True}, {"compare_all": True}])
 def test_contradictions_of_an_update_are_told(more: dict[str, bool]) -> None:
     with pytest.raises(Usage, match="compares all, and sends what differs"):
