@@ -41,12 +41,13 @@ def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: Digest, in
     """Add the blocks of a unit of the source to the digest. `index` is the first block's. Raises LocalError."""
     if isinstance(source, RemoteSource) and source.hash_unit(unit, digest, index):
         return
+    # Blocks that are hashed together are read in turns, and a stream only in order.
+    lanes = 1 if source.is_stream else lanes_of(digest.algorithm)
     plan = BlockPlan(digest.block_size)
     blocks = [block for start, length, zero in unit.segments for block in plan.add(Extent(start, length, zero=zero))]
     group: list[DataBlock] = []
     for block in (*blocks, *plan.end()):
-        whole = len(group) == lanes_of(digest.algorithm)
-        if group and (whole or isinstance(block, ZeroBlocks) or block.length != group[0].length):
+        if group and (len(group) == lanes or isinstance(block, ZeroBlocks) or block.length != group[0].length):
             index = _hash_blocks(source, group, buffer, digest, index)
             group = []
         if isinstance(block, ZeroBlocks):

@@ -110,6 +110,11 @@ def test_info_and_checksum_are_of_what_is_in_it(source: Path) -> None:
     assert checksum(path) == checksum(source)
 
 
+def test_checksum_has_several_blocks_of_what_is_read_at_a_time(source: Path) -> None:
+    path = packed(source, "zst")
+    assert checksum(path, block_size=MiB) == checksum(source, block_size=MiB)
+
+
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_several_streams_that_follow_each_other_are_one(kind: str, tmp_path: Path) -> None:
     pack = PACK[next(suffix for suffix, name in KINDS.items() if name == kind)]
