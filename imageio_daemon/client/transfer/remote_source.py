@@ -47,7 +47,8 @@ class RemoteSource:
         """Yield all present extents in order, without gaps."""
         if self._knows_extents:
             with self._connection() as image:
-                yield from image.extents()
+                extents = image.extents()
+            yield from extents  # without the connection: there may be no other to read by meanwhile
         elif self.size:
             yield Extent(0, self.size)
 

@@ -14,7 +14,7 @@ import pytest
 from imageio_daemon.client import LocalError, Refused, Settings, Temporary, Usage, checksum, copy
 from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.server.session import ClientSession
-from imageio_daemon.client.transfer import sender
+from imageio_daemon.client.transfer import plan, sender
 from imageio_daemon.client.transfer.remote_source import RemoteSource
 from imageio_daemon.client.transfer.upload import Upload
 from tests.client.programs import run
@@ -84,6 +84,14 @@ def test_source_is_read_while_the_target_is_written(
     done = copy(full, target_url, settings=dataclasses.replace(tls, connections=1))
     assert waited == [True], "the first one waits for what another thread reads"
     assert done.connections == 2, "to the target"
+    assert target.read_bytes() == pattern(SIZE)
+
+
+def test_one_connection_to_the_source_is_enough_for_any_number_of_extents(
+    tls: Settings, full: str, target: Path, target_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "AHEAD", 1)
+    copy(full, target_url, settings=dataclasses.replace(tls, connections=1))
     assert target.read_bytes() == pattern(SIZE)
 
 
