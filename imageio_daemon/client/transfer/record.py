@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ ALIGNMENT = 4096
 VERSION = 2
 #: Suffixes of the files of uploads and of downloads.
 UPLOAD, DOWNLOAD = ".upload", ".download"
+#: The names of states, and of new ones that a killed transfer has left. The directory may have files of others, too.
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.(upload|download)(\.new)?")
 #: Most bytes of a state file. A range takes 30 bytes, and connections work at a few places at a time.
 MAX_FILE = 4 * 1024**2
 #: Most states of other URLs that are compared with the target: the newest ones.
@@ -124,7 +127,7 @@ class States:
     def _tidy(self) -> None:
         """Remove states that were not used for MOST_AGE."""
         oldest = time.time() - MOST_AGE
-        for path in (path for kind in (UPLOAD, DOWNLOAD) for path in self._directory.glob(f"*{kind}*")):
+        for path in (path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     os.close(_lock(path))  # fails if it is in use

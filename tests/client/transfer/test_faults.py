@@ -321,7 +321,7 @@ def test_state_that_nobody_has_used_for_long_is_removed(
     daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, states: Path
 ) -> None:
     (state,) = states.iterdir()
-    old, used = states / "old.upload", states / "used.upload"
+    old, used = (states / f"{digit * 32}-{digit * 32}.upload" for digit in "0f")
     for path in (old, used):
         path.touch()
         os.utime(path, (0, 0))
@@ -330,6 +330,18 @@ def test_state_that_nobody_has_used_for_long_is_removed(
         fcntl.flock(held, fcntl.LOCK_EX)
         upload(full, interrupted[0], settings=one, checkpoint=0)
     assert sorted(states.iterdir()) == sorted([state, used])
+
+
+def test_files_of_others_beside_the_states_stay(
+    full: Path, one: Settings, daemon: Daemon, new_image: MakeImage, states: Path
+) -> None:
+    states.mkdir(parents=True)
+    others = {states / "db.uploaded-2025.tar", states / "x.download", states / "old.upload.new"}
+    for path in others:
+        path.touch()
+        os.utime(path, (0, 0))
+    upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=one, checkpoint=0)
+    assert set(states.iterdir()) == others
 
 
 @pytest.mark.parametrize("home", ["", "state"])
