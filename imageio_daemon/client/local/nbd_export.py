@@ -33,9 +33,6 @@ class _Export:
         """Make waiting and later calls raise Stopped."""
         self._stop.stop()
 
-    def _check_stop(self) -> None:
-        self._stop.check()
-
 
 class NbdSource(_Export):
     """An export to read. As for block devices, only a dirty bitmap shows whether it has changed."""
@@ -62,7 +59,6 @@ class NbdSource(_Export):
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        self._check_stop()
         self._image.read(offset, buffer)
 
     def check(self) -> None:
@@ -92,12 +88,10 @@ class NbdTarget(_Export):
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
-        self._check_stop()
         self._image.write(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range read as zeros."""
-        self._check_stop()
         self._image.zero(offset, length)
 
     def finish(self) -> None:

@@ -49,8 +49,9 @@ Secure = Callable[[socket.socket, str], socket.socket]
 class NbdImage:
     """An export. Thread-safe. Methods block, and raise LocalError.
 
-    `name` is the image's name in messages. `stop` shuts down the connections, so that waiting calls fail. An address
-    with TLS needs `secure`. `is_ours` tells that the server allows any number of connections. changed() needs `dirty`.
+    `name` is the image's name in messages. `stop` shuts down the connections: waiting calls and later ones raise
+    Stopped. An address with TLS needs `secure`. `is_ours` tells that the server allows any number of connections.
+    changed() needs `dirty`.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class NbdImage:
     @contextlib.contextmanager
     def _connection(self) -> Iterator["_ImageConnection"]:
         """Provide an idle or new connection for the block. Then it is idle again, or closed after an error."""
+        self._stop.check()
         try:
             with self._places:
                 connection = self._taken() or _ImageConnection(
@@ -192,6 +194,7 @@ class NbdImage:
                     yield connection
                 self._idle.append(connection)
         except (OSError, ExportRefused, ServerViolation, BadMagic, ValueError) as e:
+            self._stop.check()  # a stop shuts sockets down, which is no failure of the server
             raise self._failed(e) from e
 
     def _failed(self, error: Exception) -> LocalError:

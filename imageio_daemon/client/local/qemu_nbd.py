@@ -100,11 +100,7 @@ class PrivateQemuNbd:
     def serving(self) -> Iterator[NbdImage]:
         """Return the image for the block. Raises Stopped after stop()."""
         self._stop.check()
-        try:
-            yield self.image
-        except LocalError:
-            self._stop.check()
-            raise
+        yield self.image
 
     def finish(self) -> None:
         """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""

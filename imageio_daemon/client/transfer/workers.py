@@ -4,6 +4,7 @@
 import contextlib
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
@@ -25,6 +26,7 @@ class _Call(Generic[_T]):
         self._ended = ended
         self.results: list[_T] = []  # one result, or none if the call raised
         self.error: BaseException | None = None
+        self.ended_at = 0.0
         self.thread = threading.Thread(target=self._run, name="transfer")
 
     def _run(self) -> None:
@@ -33,6 +35,7 @@ class _Call(Generic[_T]):
         except BaseException as e:  # noqa: BLE001 - run() raises it
             _clear_frames(e)
             self.error = e
+        self.ended_at = time.monotonic()
         self._ended.put(self)
 
 
@@ -41,7 +44,7 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
 
     `tick` is called every INTERVAL seconds, and when all threads have ended. If a function raises, or Ctrl-C interrupts
     the wait, this calls stop.stop(). It returns or raises when all threads have ended, so that the caller can close
-    what they use. Raises the first error that is not a Stopped, if there is one.
+    what they use. Raises the earliest error that is not a Stopped, if there is one.
     """
     ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # gets None when the user interrupts
     calls = [_Call(function, ended) for function in functions]
@@ -59,10 +62,10 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
                     call.thread.join()
             if tick is not None:
                 tick()
-    errors = [call.error for call in calls if call.error]
-    # The Stopped of the other threads is a consequence of the first error.
-    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
-        raise error
+    # The errors of the other threads, most of them Stopped, are consequences of the first one.
+    for call in sorted(calls, key=lambda call: (isinstance(call.error, Stopped), call.ended_at)):
+        if call.error:
+            raise call.error
     return [result for call in calls for result in call.results]
 
 

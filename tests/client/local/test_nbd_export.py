@@ -214,6 +214,19 @@ async def test_server_that_tells_no_extents_is_told() -> None:
             await asyncio.to_thread(info, f"nbd+unix:///?socket={server.socket}", format="raw")
 
 
+async def test_stop_is_no_failure_of_the_server() -> None:
+    async with fake_nbd() as server:
+        held = server.hold_back(Command.READ)
+        await server.start()
+        source = await asyncio.to_thread(NbdSource, f"nbd+unix:///?socket={server.socket}", None)
+        reading = asyncio.create_task(asyncio.to_thread(source.read, 0, memoryview(bytearray(1))))
+        await held.reached.wait()
+        source.stop()
+        with pytest.raises(Stopped):
+            await reading
+        source.close()
+
+
 def test_nothing_moves_after_a_stop(disk: Path) -> None:
     with nbdkit("file", str(disk)) as server:
         source, target = NbdSource(server.uri, None), NbdTarget(server.uri, None)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that end together."""
 
+import contextlib
 import signal
 import threading
 import traceback
@@ -26,6 +27,21 @@ def test_error_of_one_ends_all() -> None:
 
     with pytest.raises(LocalError, match="broken"):
         workers.run([wait, fail], stop)
+
+
+def test_earliest_error_is_told() -> None:
+    stop = Stop()
+
+    def consequence() -> None:
+        with contextlib.suppress(Stopped):
+            stop.sleep(1000)
+        raise LocalError("consequence")
+
+    def cause() -> None:
+        raise LocalError("cause")
+
+    with pytest.raises(LocalError, match="cause"):
+        workers.run([consequence, cause], stop)
 
 
 def test_results_are_in_the_order_of_the_functions() -> None:
