@@ -27,6 +27,7 @@ from .receiver import Receiver
 from .record import DOWNLOAD, Record, States
 from .transfer_connections import TransferConnections
 from .transfer_options import DownloadOptions
+from .verification import require_checksum
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket took, in 7 alternating runs,
 #: 2.15 and 1.49 s with 1 MiB, 1.96 and 1.31 s with 2 MiB, 1.82 and 1.22 s with 4 MiB; in later runs 1.79 and 1.42 s
@@ -208,6 +209,8 @@ class Download:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
+        if self._options.verify or self._options.manifest is not None:
+            require_checksum(self._session, "checksum")
         if self._options.dirty:
             self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
         elif "extents" in self._session.abilities.features:

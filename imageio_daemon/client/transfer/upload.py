@@ -28,7 +28,7 @@ from .sender import Sending
 from .transfer_connections import TransferConnections
 from .transfer_options import Uploaded, UploadOptions
 from .update import send_what_differs
-from .verification import is_finalized, prove
+from .verification import is_finalized, prove, require_checksum
 from .wire_compression import choice_for
 
 log = logging.getLogger(__name__)
@@ -209,6 +209,8 @@ class Upload:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
+        if self._options.verify:
+            require_checksum(self._session, "checksum", "finalize")
         self._finalized = is_finalized(image, self._session, self._counter, verify=self._digest is not None)
         if self._finalized:
             self._done.add(0, self._source.size)

@@ -40,6 +40,12 @@ def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *
     return True
 
 
+def require_checksum(session: ClientSession, *features: str) -> None:
+    """Raise ChecksumMismatch if the server has none of these features, with which it could compare at the end."""
+    if not session.abilities.features.intersection(features):
+        raise ChecksumMismatch(f"can't verify: {session.peer} computes no checksums. Nothing was transferred")
+
+
 def prove(
     image: RemoteImage, digest: Digest, part: tuple[int, int] | None, session: ClientSession, counter: Counter
 ) -> str | None:

@@ -14,11 +14,14 @@ from imageio_daemon.client import (
     ServerFailed,
     Settings,
     checksum,
+    download,
     upload,
 )
 from imageio_daemon.client.transfer import sender, verification
+from tests.client.transfer.test_continued_download import without
 from tests.examples.programs import ScriptedServer, answer, features
-from tests.support.images import MiB, pattern
+from tests.support.daemon import Daemon
+from tests.support.images import MakeImage, MiB, pattern
 
 SIZE = 3 * MiB + 77
 
@@ -110,6 +113,31 @@ def test_verification_that_runs_is_waited_for(source: Path) -> None:
     assert [request.partition(" ")[0] for request in server.requests] == [
         "OPTIONS", "GET", "GET", "OPTIONS", "GET", "PATCH",
     ]  # fmt: skip
+
+
+CHECKSUMS = ("checksum", "checksum_blocks", "checksum_range")
+
+
+def test_upload_to_a_server_without_checksums_is_not_begun(
+    daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, *CHECKSUMS, "finalize")
+    target = new_image(b"\xff" * SIZE)
+    with pytest.raises(ChecksumMismatch, match=r"can't verify: .* computes no checksums"):
+        upload(source, daemon.url(target.ticket), settings=tls, verify=True)
+    assert target.content() == b"\xff" * SIZE
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"manifest": "manifest"}])
+def test_download_from_a_server_without_checksums_is_not_begun(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    without(monkeypatch, *CHECKSUMS)
+    monkeypatch.chdir(tmp_path)
+    url, told = daemon.url(new_image(pattern(SIZE), ops=["read"]).ticket), list[Progress]()
+    with pytest.raises(ChecksumMismatch, match=r"can't verify: .* computes no checksums"):
+        download(url, tmp_path / "copy", settings=tls, progress=told.append, **options)
+    assert not any(progress.data for progress in told)
 
 
 @pytest.mark.usefixtures("one_request")
