@@ -245,7 +245,7 @@ def test_ended_download_leaves_the_older_copy_and_goes_on(
     directory.mkdir()
     copy = directory / "copy"
     copy.write_bytes(b"older")
-    with holding(daemon, new_image(path=source), *[SOME] * 4) as (proxy, url):
+    with holding(daemon, new_image(path=source), *[SOME] * 2) as (proxy, url):
         process = start(*download(daemon, url, copy), "--format", format_name)
         wait_until_held(proxy)
         part = directory / "copy.part"
