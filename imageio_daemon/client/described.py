@@ -18,7 +18,7 @@ from .local.source import MarkedSource, Source
 from .local.stream import Watch, unwatched
 from .server.address import is_url
 from .server.session import ClientSession, Settings, securing
-from .server.web import fetched
+from .server.web import fetched, shown
 from .transfer import workers
 from .transfer.download import Download, Downloaded
 from .transfer.progress import Counter, Opening, Report
@@ -80,7 +80,7 @@ class Uploading:
             fetched(self.source, self.settings) as given,
             contextlib.closing(open_source(given, how, watch)) as opened,
         ):
-            require_content(opened, self.source, how.member)
+            require_content(opened, given, how.member)
             if self.options.update and opened.is_stream:
                 raise Usage("an update reads the image twice: decompress or copy it to a file first")
             if self.how.bitmap is not None and not isinstance(opened, MarkedSource):
@@ -170,4 +170,6 @@ class Copying:
 
 
 def _name(image: Local, otherwise: str) -> str:
+    if isinstance(image, str) and is_url(image):
+        return shown(image)
     return str(Path(image)) if isinstance(image, os.PathLike) else image if isinstance(image, str) else otherwise

@@ -81,7 +81,8 @@ def require_content(opened: Source, source: str | os.PathLike[str] | BinaryIO | 
     """Raise LocalError if there is nothing to upload."""
     if opened.size == 0:
         opened.check()  # the size 0 may be a wrong claim, too
-        name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the input"
+        otherwise = source.name if isinstance(source, Fetched) else "the input"
+        name = os.fspath(source) if isinstance(source, str | os.PathLike) else otherwise
         image = name if member is None else f"{member} in {name}"
         raise LocalError(f"{image} is empty: it has 0 bytes. Name the image that has the disk")
 

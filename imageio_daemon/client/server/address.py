@@ -74,6 +74,14 @@ def has_ticket(url: str) -> bool:
     return True
 
 
+def is_image(url: str) -> bool:
+    """Tell whether a URL is that of an image with a ticket, not that of a file: /images/NAME without a suffix."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        return bool(re.fullmatch("/images/[^/.]+", parts.path) or (parts.path == _PAGE and parts.fragment))
+    return False
+
+
 def with_ticket(url: str, ticket_id: str) -> str:
     """Return the URL of an image from the URL of its server."""
     origin = urllib.parse.urlsplit(url)._replace(path="/images/", fragment="").geturl()

@@ -13,7 +13,7 @@ from ...urls import hosts
 from ..errors import ClientError, LocalError, Refused, ServerFailed, Temporary, Usage
 from ..fetched import Fetched
 from ..stopping import Stop
-from .address import Endpoint, is_url
+from .address import Endpoint, is_image, is_url
 from .client_connection import DATA_TIMEOUT
 from .failures import LATER, not_connected, retry_after
 from .patience import Patience
@@ -76,6 +76,8 @@ class WebFile(Fetched):
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
+        if is_image(url):
+            raise Usage("the image has a ticket of a server: the command copy takes it from one server to another")
         self._place = _Place.parse(url)
         self.name = self._place.shown
         self.file_name = urllib.parse.unquote(self._place.target.partition("?")[0].rpartition("/")[2])
@@ -223,6 +225,11 @@ def _version_of(response: http.client.HTTPResponse, position: int) -> _Version:
     if told is None or int(told[1]) != position:
         raise ServerFailed("the web server sent another range than asked for")
     return _Version(int(told[2]), etag, modified)
+
+
+def shown(url: str) -> str:
+    """Return the URL of a file for messages, without its query, which may have a secret. Raises Usage."""
+    return _Place.parse(url).shown
 
 
 @contextlib.contextmanager

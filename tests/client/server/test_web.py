@@ -273,6 +273,29 @@ def test_other_urls_are_refused(daemon: Daemon, settings: Settings, url: str) ->
         upload(url, daemon.url("x"), settings=settings)
 
 
+@pytest.mark.parametrize("path", ["/images/d0f1-secret", "/ui/#d0f1-secret"])
+def test_image_with_a_ticket_is_no_file(daemon: Daemon, settings: Settings, path: str) -> None:
+    with pytest.raises(Usage, match="the command copy takes it") as raised:
+        upload(f"https://localhost:1{path}", daemon.url("x"), settings=settings)
+    assert "secret" not in str(raised.value)
+
+
+def test_file_below_images_is_one(daemon: Daemon, web: Web, settings: Settings, target: Image) -> None:
+    for path in ("/images/disk.raw", "/images/cloud/latest"):
+        web.files[path] = CONTENT
+        upload(f"{web.url}{path}", daemon.url(target.ticket), settings=settings, restart=True)
+        assert target.content() == CONTENT
+
+
+def test_query_is_not_shown(daemon: Daemon, web: Web, target: Image) -> None:
+    web.files["/empty"] = b""
+    options = ["--no-local", "--cafile", str(daemon.cafile), "--source-cafile", str(daemon.cafile), "--dry-run"]
+    for path in ("/disk.raw", "/empty"):
+        done = run("upload", "--json", *options, f"{web.url}{path}?signature=secret", daemon.url(target.ticket))
+        assert f"{web.url}{path}" in done.out, done
+        assert "secret" not in done.out + done.err
+
+
 def test_plain_http_has_to_be_allowed(daemon: Daemon, settings: Settings) -> None:
     with pytest.raises(Usage, match="anybody on the way can change the image"):
         upload("http://localhost/disk.raw", daemon.url("x"), settings=settings)
