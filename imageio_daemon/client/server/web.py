@@ -52,7 +52,7 @@ class _Place(NamedTuple):
     def shown(self) -> str:
         """Return the URL for messages."""
         default = 443 if self.scheme == "https" else 80
-        where = hosts.told(self.host, self.port) if self.port != default else hosts.told(self.host, 0).partition(":")[0]
+        where = hosts.told(self.host, self.port) if self.port != default else hosts.encoded(self.host)
         return f"{self.scheme}://{where}{self.target.partition('?')[0]}"
 
 

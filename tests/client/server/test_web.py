@@ -26,6 +26,7 @@ from imageio_daemon.client import (
     Usage,
     upload,
 )
+from imageio_daemon.client.server.web import shown
 from tests.client.programs import run
 from tests.support.daemon import Certificates, Daemon
 from tests.support.images import Image, MakeImage, MiB, pattern
@@ -294,6 +295,12 @@ def test_query_is_not_shown(daemon: Daemon, web: Web, target: Image) -> None:
         done = run("upload", "--json", *options, f"{web.url}{path}?signature=secret", daemon.url(target.ticket))
         assert f"{web.url}{path}" in done.out, done
         assert "secret" not in done.out + done.err
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+def test_default_port_is_not_shown(host: str) -> None:
+    assert shown(f"https://{host}/disk.raw?x") == f"https://{host}/disk.raw"
+    assert shown(f"https://{host}:8443/disk.raw") == f"https://{host}:8443/disk.raw"
 
 
 def test_plain_http_has_to_be_allowed(daemon: Daemon, settings: Settings) -> None:
