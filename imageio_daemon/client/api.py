@@ -91,7 +91,7 @@ def upload(
     the suffix of the name says, unless a format is given. `member` is the member of a tar archive, such as an OVA, to
     upload. `size` is the number of bytes of a stream, or of decompressed data; by default it comes from the header of
     the compressed data, or a compressed file is read twice. `expect` is the published digest of the file, such as
-    `sha256:HEX`. It is compared before the image is verified.
+    `sha256:HEX`. It is compared before the image is verified, and of a local file before anything is sent.
 
     Bytes that an interrupted upload has put on stable storage are not sent again. The server tells which these are. If
     it cannot, or for another ticket of the same image, a file in this user's directory or in the directory `state`

@@ -64,13 +64,13 @@ def open_source(
         return _open_elsewhere(str(source), how)
     path = Path(source)
     kind = _kind(path.name, how)
-    if kind.compression:
-        return _open_stream(Input.of_file(path, watch, expect), how, kind)
-    if how.size is not None:
+    if how.size is not None and not kind.compression:
         raise Usage("a size is for streams; a file has its own")
-    if expect is not None:
+    if expect is not None:  # before anything is sent
         with contextlib.closing(Input.of_file(path, watch, expect)) as whole:
             whole.check()
+    if kind.compression:
+        return _open_stream(Input.of_file(path, watch), how, kind)
     found = choose(members_of_file(path), str(path), how.member) if kind.archive else None
     if found and how.format is None and named(found.name).compression:
         return _open_stream(Input.of_file(path, watch), replace(how, member=found.name), kind)

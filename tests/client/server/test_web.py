@@ -326,6 +326,22 @@ def test_local_file_may_be_expected_too(daemon: Daemon, settings: Settings, targ
         upload("nbd://localhost/", url, settings=settings, expect=digest(b""))
 
 
+@pytest.mark.parametrize("name", ["disk.raw.gz", "disk.raw.xz", "disk.tar.gz"])
+def test_compressed_file_of_this_host_is_compared_before_anything_is_sent(
+    daemon: Daemon, settings: Settings, target: Image, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "disk.raw").write_bytes(CONTENT)
+    subprocess.run(["tar", "--create", "--file", "disk.tar", "disk.raw"], cwd=tmp_path, check=True)
+    data = (tmp_path / name.rpartition(".")[0]).read_bytes()
+    path, url = tmp_path / name, daemon.url(target.ticket)
+    path.write_bytes(lzma.compress(data, preset=0) if name.endswith("xz") else gzip.compress(data, 1))
+    with pytest.raises(ChecksumMismatch, match="which was expected"):
+        upload(path, url, settings=settings, expect=digest(b""))
+    assert target.content() == b"\xff" * SIZE
+    upload(path, url, settings=settings, expect=digest(path.read_bytes()))
+    assert target.content() == CONTENT
+
+
 def test_command_uploads_a_link(daemon: Daemon, web: Web, target: Image) -> None:
     options = ["--no-local", "--cafile", str(daemon.cafile), "--source-cafile", str(daemon.cafile)]
     done = run("upload", *options, "--expect", digest(CONTENT), f"{web.url}/disk.raw", daemon.url(target.ticket))
