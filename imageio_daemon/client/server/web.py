@@ -78,9 +78,10 @@ class WebFile(Fetched):
     def __init__(self, url: str, settings: Settings) -> None:
         if is_image(url):
             raise Usage("the image has a ticket of a server: the command copy takes it from one server to another")
-        self._place = _Place.parse(url)
-        self.name = self._place.shown
-        self.file_name = urllib.parse.unquote(self._place.target.partition("?")[0].rpartition("/")[2])
+        self._told = _Place.parse(url)
+        self._place = self._told  # where it was found, after redirections
+        self.name = self._told.shown
+        self.file_name = urllib.parse.unquote(self._told.target.partition("?")[0].rpartition("/")[2])
         self._settings = settings
         self._stop = Stop()
         self._patience = Patience(self._stop, settings.retry_for, Retries())
@@ -144,7 +145,7 @@ class WebFile(Fetched):
                     "changed meanwhile: start anew"
                 )
             fields |= {"Range": f"bytes={self._position}-", "If-Range": self._version.validator}
-        response = self._follow(fields)
+        response = self._found(fields)
         version = _version_of(response, self._position)
         if self._version is None:
             self._version = version
@@ -160,8 +161,22 @@ class WebFile(Fetched):
                 raise http.client.IncompleteRead(b"", count)
             count -= len(data)
 
+    def _found(self, fields: Mapping[str, str]) -> http.client.HTTPResponse:
+        """Return the answer of the server that has the file.
+
+        First ask where it was found before, because another mirror may have another tag for the same file. If that is
+        refused now, such as a signed URL that has expired, begin at the URL that was told.
+        """
+        try:
+            return self._follow(fields)
+        except Refused:
+            if self._version is None or self._place == self._told:
+                raise
+        self._place = self._told
+        return self._follow(fields)
+
     def _follow(self, fields: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Follow redirections, and return the answer of the server that has the file."""
+        """Follow redirections from the present place, and return the answer of the last server."""
         for _ in range(MAX_REDIRECTIONS):
             response = self._ask(self._place, fields)
             if response.status not in REDIRECTIONS:

@@ -208,6 +208,25 @@ def test_redirections_are_followed(daemon: Daemon, web: Web, settings: Settings,
     assert target.content() == CONTENT
 
 
+def test_link_that_has_expired_is_asked_for_again(daemon: Daemon, web: Web, settings: Settings, target: Image) -> None:
+    def expire() -> None:
+        web.files = {"/signed/2": CONTENT}
+        web.redirects = {"/latest": "/signed/2"}
+
+    web.files, web.redirects = {"/signed/1": CONTENT}, {"/latest": "/signed/1"}
+    web.cut, web.cutting = [3 * MiB], expire
+    upload(f"{web.url}/latest", daemon.url(target.ticket), settings=settings)
+    assert target.content() == CONTENT
+
+
+def test_mirror_that_has_the_file_is_asked_again(daemon: Daemon, web: Web, settings: Settings, target: Image) -> None:
+    web.files |= {"/other": pattern(SIZE, 5)}
+    web.redirects = {"/latest": "/disk.raw"}
+    web.cut, web.cutting = [3 * MiB], lambda: web.redirects.update({"/latest": "/other"})
+    upload(f"{web.url}/latest", daemon.url(target.ticket), settings=settings)
+    assert target.content() == CONTENT
+
+
 @pytest.mark.parametrize(
     ("to", "error", "told"),
     [
