@@ -2,18 +2,20 @@
 """The commands that transfer images. Each is a function of the options and of the Transfer to show."""
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
 from ..commands.amounts import human
 from ..commands.printable import printable
-from ..commands.standard_streams import STDIN, STDOUT, Descriptor, Streams
+from ..commands.standard_streams import STDIN, STDOUT, Streams
 from . import api
 from .described import Copying, Downloading, Local, Uploading
 from .display import Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.choosing import Making
 from .local.formats import is_elsewhere, named
+from .local.image_output import ImageOutput
 from .local.opening import How
 from .local.target import is_existing_device
 from .server.address import is_url
@@ -166,14 +168,18 @@ def download(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     to_stdout = options.image == "-"
     if to_stdout and options.json:
         raise Usage("standard output can't take the image and JSON")
-    target: Local = Descriptor(STDOUT) if to_stdout else options.image
+    with contextlib.ExitStack() as stack:
+        _download_to(stack.enter_context(ImageOutput(STDOUT)) if to_stdout else options.image, options, transfer)
+
+
+def _download_to(target: Local, options: argparse.Namespace, transfer: ShownTransfer) -> None:
     making = Making(format=options.format, compress=options.compress, shared=options.shared)
     described = Downloading(options.url, target, settings_of(options), making, _download_options(options))
     if options.dry_run:
         _preview(options, described)
         return
     is_raw = (options.format or named(options.image).format or "raw") == "raw"
-    if to_stdout:
+    if options.image == "-":
         transfer.incomplete = "the output"
     elif (
         options.update

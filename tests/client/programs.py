@@ -47,7 +47,9 @@ def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
     return Result("imageio-client", done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
 
 
-def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False, stdout: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """Start the command, or another program, where Ctrl-C is not ignored: it is in background jobs of scripts."""
     return subprocess.Popen(
         [
@@ -57,7 +59,7 @@ def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: b
             *plain_allowed(*arguments),
         ],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),

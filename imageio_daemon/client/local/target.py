@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from ...units import MiB
 from ..errors import LocalError
+from .image_output import ImageOutput
 from .local_image import LocalImage
 from .part_file import PartFile
 from .source import FileSource, Source
@@ -264,8 +265,10 @@ class StreamTarget:
         """Do nothing. The stream stays open for its owner."""
 
     def stop(self) -> None:
-        """Wake threads that wait for their turn."""
+        """Wake threads that wait for their turn, or for the reader of standard output."""
         self._turns.stop()
+        if isinstance(self._stream, ImageOutput):
+            self._stream.stop()
 
     def _write(self, data: memoryview) -> None:
         try:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -292,3 +293,17 @@ def test_killed_download_is_no_hindrance(daemon: Daemon, source: Path, new_image
         assert run(*download(daemon, url, directory / "copy")).status == 0
     assert (directory / "copy").read_bytes() == source.read_bytes()
     assert os.listdir(directory) == ["copy"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_reader_of_the_output_that_pauses_is_not_waited_for(
+    daemon: Daemon, source: Path, new_image: MakeImage, kind: str
+) -> None:
+    ours, theirs = os.pipe() if kind == "pipe" else [end.detach() for end in socket.socketpair()]
+    url = daemon.url(new_image(path=source).ticket)
+    process = start("download", "--no-local", "--cafile", daemon.cafile, url, "-", stdout=theirs)
+    os.close(theirs)
+    assert os.read(ours, 1), "it writes"
+    process.send_signal(signal.SIGTERM)
+    ended(process).failed_with("interrupted", 143)
+    os.close(ours)
