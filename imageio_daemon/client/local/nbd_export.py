@@ -77,9 +77,17 @@ class NbdTarget(_Export):
 
     def __init__(self, uri: str, secure: Secure | None) -> None:
         super().__init__(uri, secure)
-        if self._image.can(ExportFlag.READ_ONLY):
+        try:
+            self._require_writable()
+        except LocalError:
             self._image.close()
-            raise LocalError(f"{uri} can't be written: its server says that it is read-only")
+            raise
+
+    def _require_writable(self) -> None:
+        if self._image.can(ExportFlag.READ_ONLY):
+            raise LocalError(f"{self._uri} can't be written: its server says that it is read-only")
+        if not self._image.can(ExportFlag.SEND_FLUSH):
+            raise LocalError(f"{self._uri} can't be written: its server has no flush, so nothing would be stable there")
 
     def start(self, size: int) -> None:
         """Raise LocalError unless the image fits into the export."""
@@ -95,9 +103,7 @@ class NbdTarget(_Export):
         self._image.zero(offset, length)
 
     def finish(self) -> None:
-        """Flush, and disconnect. Raises LocalError, also if the server cannot flush."""
-        if not self._image.can(ExportFlag.SEND_FLUSH):
-            raise LocalError(f"the server of {self._uri} has no flush: what was written may not be on stable storage")
+        """Flush, and disconnect."""
         self._image.flush()
         self._image.close()
 

@@ -146,8 +146,8 @@ def test_export_that_is_read_only_is_no_target(daemon: Daemon, tls: Settings, ne
         download(url, server.uri, settings=tls)
 
 
-def test_export_without_flush_is_not_called_stable(
-    daemon: Daemon, tls: Settings, new_image: MakeImage, disk: Path
+def test_export_without_flush_is_not_written(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, tmp_path: Path
 ) -> None:
     url = daemon.url(new_image(size=SIZE, ops=["read"]).ticket)
     with (
@@ -155,13 +155,16 @@ def test_export_without_flush_is_not_called_stable(
             "eval",
             "get_size=echo 20M",
             "pread=head --bytes $3 /dev/zero",
-            "pwrite=cat > /dev/null",
+            f"pwrite=cat >> {tmp_path}/written",
+            "can_zero=exit 0",
+            f"zero=echo >> {tmp_path}/written",
             "can_write=exit 0",
             "can_flush=exit 3",
         ) as server,
         pytest.raises(LocalError, match="has no flush"),
     ):
         download(url, server.uri, settings=tls)
+    assert not (tmp_path / "written").exists()
 
 
 def test_export_that_is_too_small_is_told(daemon: Daemon, tls: Settings, new_image: MakeImage, disk: Path) -> None:
