@@ -13,6 +13,8 @@ from .progress import Counter, Phase
 
 #: Seconds between two questions about the server's progress.
 POLL = 1.0
+#: Most verifications that are begun. A restart of the server ends one, and the next begins anew.
+TRIES = 10
 #: Most blocks whose digests are sent, so that the server can tell which differ: 1 MiB of JSON, for 58 GiB.
 MAX_BLOCKS = 15_000
 #: Most ranges that a message names.
@@ -75,7 +77,7 @@ def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -
 
     Raises ChecksumMismatch, ServerFailed, Stopped, and as RemoteImage does.
     """
-    while True:
+    for _ in range(TRIES):
         report = wait(image, image.finalize(_expected(digest)), counter, stop)
         if isinstance(blocks := report.get("mismatch"), list):
             raise _mismatch(report.get("checksum"), digest, [block for block in blocks if type(block) is int])
@@ -85,6 +87,8 @@ def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -
             raise ServerFailed(f"the server could not verify the image: {report.get('reason')}")
         if report.get("state") != "open":  # "open" if the server was restarted
             raise ServerFailed("the server sent a malformed report of the verification")
+        stop.sleep(POLL)
+    raise ServerFailed(f"the server has ended {TRIES} verifications before they were complete: see its log")
 
 
 def wait(image: RemoteImage, report: dict[str, Any], counter: Counter, stop: Stop) -> dict[str, Any]:

@@ -76,6 +76,12 @@ def test_verification_that_a_restart_has_ended_begins_anew(source: Path) -> None
 
 
 @pytest.mark.usefixtures("one_request")
+def test_verification_that_never_ends_is_given_up(source: Path) -> None:
+    with pytest.raises(ServerFailed, match="has ended 10 verifications"):
+        verify(source, *[answer("200 OK", {"state": "open"})] * verification.TRIES)
+
+
+@pytest.mark.usefixtures("one_request")
 def test_mismatch_of_a_long_verification_is_told(source: Path) -> None:
     differs = answer("200 OK", {"state": "mismatch", "checksum": "x", "mismatch": [0, 1, 2, 3, 4, 5]})
     with pytest.raises(ChecksumMismatch, match=r"reads as x, .* from 0 to 4194304, .* and 2 more places"):
