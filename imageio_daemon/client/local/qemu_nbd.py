@@ -43,13 +43,17 @@ class PrivateQemuNbd:
         self._closed = False
         #: Whether qemu-nbd has ended by itself, so that it has flushed and closed the image.
         self.ended_well = False
-        try:
-            self._directory = tempfile.mkdtemp(prefix="imageio-client-")
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-            # The address of a socket has at most 107 bytes (unix(7)), and the directory's name may be longer.
-            self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as e:
-            raise LocalError(f"can't make temporary files, which {name} needs: {e.strerror}") from e
+        with contextlib.ExitStack() as made:
+            try:
+                self._directory = tempfile.mkdtemp(prefix="imageio-client-")
+                made.callback(self._remove_directory)
+                self._errors = made.enter_context(tempfile.TemporaryFile())
+                # The address of a socket has at most 107 bytes (unix(7)), and the directory's name may be longer.
+                self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as e:
+                raise LocalError(f"can't make temporary files, which {name} needs: {e.strerror}") from e
+            made.callback(os.close, self._opened)
+            self._temporary = made.pop_all()
         self._pid_file = f"{self._directory}/pid"
         socket = f"/proc/self/fd/{self._opened}/nbd"
         command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
@@ -67,7 +71,7 @@ class PrivateQemuNbd:
                 process_group=0,
             )
         except OSError as e:
-            self._clean()
+            self._temporary.close()
             raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
         try:
             self._wait()
@@ -75,7 +79,7 @@ class PrivateQemuNbd:
         except BaseException:
             self._process.kill()
             self._process.wait()
-            self._clean()
+            self._temporary.close()
             raise
 
     def files(self) -> list[Path]:
@@ -121,7 +125,7 @@ class PrivateQemuNbd:
         try:
             status, reason = self._wait_for_end(), self._said()
         finally:
-            self._clean()
+            self._temporary.close()
         self.ended_well = status == 0
         if status != 0 and not self._stop.is_set:
             raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
@@ -156,9 +160,7 @@ class PrivateQemuNbd:
         text = self._errors.read(2000).decode(errors="surrogateescape")
         return " ".join(text.split()) or "it does not tell why"
 
-    def _clean(self) -> None:
-        self._errors.close()
-        os.close(self._opened)
+    def _remove_directory(self) -> None:
         for name in ("nbd", "pid"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._directory}/{name}")

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from imageio_daemon.client.local import qemu_nbd as qemu_nbd_module
 from imageio_daemon.client.local.archive import Member
 from imageio_daemon.client.local.layers import refuse_cut
 from imageio_daemon.client.local.qemu import QemuTarget
+from imageio_daemon.client.local.qemu_nbd import PrivateQemuNbd
 from tests.client.local.test_formats import qemu_img
 from tests.support.images import MiB, pattern
 from tests.support.locks import NO_WRITE, READ, locks, served
@@ -268,6 +270,22 @@ def test_temporary_directory_that_is_not_there_is_told(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(LocalError, match=r"can't make temporary files, which .*image\.qcow2 needs: No such file"):
         QemuSource(path, "qcow2")
+
+
+def test_temporary_files_that_cant_all_be_made_leave_none(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    used, (soft, hard) = os.open("/", os.O_PATH), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))  # enough to make a directory
+    try:
+        with pytest.raises(LocalError, match=r"can't make temporary files, .* Too many open files"):
+            PrivateQemuNbd("image", [str(base)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(used)
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 # Images that are damaged
