@@ -151,7 +151,7 @@ class QemuSource(ServedSource):
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
         for file, opened in self._files.items():
-            if not self._shared and identity(file) != opened:
+            if not self._shared and self._server.identity(file) != opened:
                 raise changed(file.readlink())
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from ..errors import LocalError
 from ..stopping import Stop
 from .in_use import REMEDY
 from .nbd_image import NbdImage
+from .source import identity
 
 #: Most connections to one qemu-nbd, one for each thread.
 SHARED = 64
@@ -95,6 +96,13 @@ class PrivateQemuNbd:
         except OSError as e:
             raise LocalError(f"can't see which files {self._name} is made of: {e.strerror}") from e
         return [link for link, status in told if _is_image(status) and not os.path.samestat(status, own)]
+
+    def identity(self, file: Path) -> dict[str, object] | None:
+        """Return the identity() of one of the files. Raises LocalError if qemu-nbd has ended."""
+        try:
+            return identity(file)
+        except OSError as e:
+            raise LocalError(f"can't see whether {self._name} has changed: its qemu-nbd has ended") from e
 
     def stop(self) -> None:
         """Disconnect. Requests that wait for storage raise Stopped, and so do later ones."""

@@ -112,6 +112,15 @@ def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
         source.close()
 
 
+def test_end_of_qemu_nbd_before_the_last_check_is_an_error(source: QemuSource) -> None:
+    source._server._process.kill()
+    source._server._process.wait()
+    with pytest.raises(LocalError, match=r"can't see whether .* has changed"):
+        source.check()
+    with pytest.raises(LocalError, match="qemu-nbd failed"):
+        source.close()
+
+
 def test_nothing_is_left_of_a_qemu_nbd_that_has_ended_before_it_is_stopped(source: QemuSource) -> None:
     server = source._server
     server._process.kill()
