@@ -134,9 +134,11 @@ def disks(
 ) -> list[str]:
     """Return the names of the disks in a tar archive, such as an OVA, in their order.
 
-    `decompress` is as for upload(). A compressed archive is read to its end, and `progress` is called every 0.1 s.
-    Raises ClientError.
+    `decompress` is as for upload(). A compressed archive is read to its end, and `progress` is called every 0.1 s. An
+    archive of a web server is read once, and its disks are not listed. Raises ClientError.
     """
+    if is_url(os.fspath(archive)):
+        raise Usage("the disks of an archive on a web server are not known: say --member NAME, or fetch it first")
     return disk_names(Path(archive), How(decompress=decompress), Opening(Counter(), progress))
 
 

@@ -150,6 +150,11 @@ def test_all_disks_go_to_a_url_each(daemon: Daemon, ova: Path, disk: Path, new_i
     assert disks(ova) == ["disk1.vmdk", "disk2.raw"]
 
 
+def test_all_disks_are_those_of_an_archive_of_this_host() -> None:
+    result = run("upload", "--all", "https://host/disks.ova?secret", "https://host/images/x")
+    result.failed_with("an archive on a web server are not known: say --member NAME", 2)
+
+
 def test_all_disks_need_as_many_urls(ova: Path) -> None:
     result = run("upload", "--all", ova, "https://host/images/x")
     result.failed_with(r"there are 1 URLs for the 2 disks disk1\.vmdk, disk2\.raw", 2)
