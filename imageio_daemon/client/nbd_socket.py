@@ -2,6 +2,7 @@
 """A unix socket on this host, by which programs use the NBD export of a URL (docs/nbd.md, docs/adr/0059)."""
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 PROTOCOL = "nbd"
 #: Most connections of programs that wait for accept(2).
 BACKLOG = 64
+#: Errors of accept(2) that pass when other connections end, and seconds before the next try.
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE = 1.0
 
 
 def serve(url: str, path: str | None, settings: Settings, listening: Callable[[str, str], None]) -> None:
@@ -64,7 +68,7 @@ def _accept(session: ClientSession, listening: socket.socket) -> None:
     threads: set[threading.Thread] = set()
     try:
         while True:
-            client, _ = listening.accept()
+            client = _next(session, listening)
             threads = {thread for thread in threads if thread.is_alive()}
             thread = threading.Thread(target=_serve_one, args=(session, client), name="nbd")
             thread.start()
@@ -75,6 +79,18 @@ def _accept(session: ClientSession, listening: socket.socket) -> None:
         session.stop.stop()
         for thread in threads:
             thread.join()
+
+
+def _next(session: ClientSession, listening: socket.socket) -> socket.socket:
+    """Return the next connection. Without room for one, wait until others have ended."""
+    while True:
+        try:
+            return listening.accept()[0]
+        except OSError as e:
+            if e.errno not in NO_ROOM:
+                raise
+            log.warning("no more connections for now: %s", e.strerror)
+            session.stop.sleep(PAUSE)
 
 
 def _serve_one(session: ClientSession, client: socket.socket) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.relay import PIECE, relay
-from tests.client.programs import run, start
+from tests.client.programs import PROGRAM, run, start
 from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, pattern
@@ -121,6 +121,31 @@ def test_nbdfuse_shows_it_as_a_file(daemon: Daemon, image: Image, tmp_path: Path
         finally:
             mounted.terminate()
             mounted.wait(20)
+
+
+def test_more_connections_than_descriptors_wait(daemon: Daemon, image: Image, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    limited = ("prlimit", "--nofile=32", *PROGRAM)
+    process = start("nbd", "--no-local", "--cafile", daemon.cafile, daemon.url(image.ticket), path, program=limited)
+    try:
+        stdout, stderr = process.stdout, process.stderr
+        assert stdout is not None
+        assert stderr is not None
+        assert stdout.readline()
+        with contextlib.ExitStack() as programs:
+            for _ in range(60):
+                programs.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+            eventually(lambda: "no more connections" in stderr.readline(), "there is no room")
+        with socket.socket(socket.AF_UNIX) as program:
+            program.settimeout(20)
+            program.connect(str(path))
+            assert program.recv(8, socket.MSG_WAITALL) == b"NBDMAGIC"
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_end_by_a_signal_ends_connections_and_removes_the_socket(daemon: Daemon, image: Image) -> None:
