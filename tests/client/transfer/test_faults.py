@@ -300,7 +300,7 @@ def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: 
             with target.path.open("r+b") as f:
                 f.write(b"somebody else")
 
-    with pytest.raises(ChecksumMismatch, match="upload anew"):
+    with pytest.raises(ChecksumMismatch, match="send all with --restart"):
         upload(full, url, settings=one, verify=True, progress=change)
     upload(full, url, settings=one, verify=True)
     assert target.content() == full.read_bytes()
