@@ -79,7 +79,7 @@ def theirs(name: str, path: Path, directory: Path, *, secure: bool = False) -> I
     path_of_socket, port = directory / "socket", str(free_port())
     credentials = make_credentials(Certificates.make(directory), directory)
     unsecure = f"nbd+unix:///?socket={path_of_socket}"
-    tls = f"tls-creds-x509,id=tls,endpoint=server,dir={credentials}"
+    tls = f"tls-creds-x509,id=tls,endpoint=server,dir={credentials},verify-peer=no"
     options: dict[tuple[str, bool], tuple[object, ...]] = {
         ("qemu-nbd", False): ("-k", path_of_socket),
         ("nbdkit", False): ("-U", path_of_socket),
