@@ -182,6 +182,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
     """Listens for the engine, with a thread for each of its connections."""
 
     daemon_threads = True
+    request_queue_size = 128  # the default is 5, and a caller with a timeout gets EAGAIN when it is full (unix(7))
 
     def __init__(self, path: Path, daemon: Daemon) -> None:
         self.daemon = daemon

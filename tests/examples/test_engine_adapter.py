@@ -160,7 +160,7 @@ def test_removal_waits_for_a_request_that_runs(engine: Engine, daemon: Daemon, d
 
 
 def test_many_register_at_once(engine: Engine, disk: Path) -> None:
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(20) as pool:
         told = pool.map(lambda n: engine.register(f"many-{n}", backend="file", file=str(disk)), range(20))
         assert all(answer["status"] == "ok" for answer in told)
     assert engine.ask(action="status")["active_transfers"] == 20
