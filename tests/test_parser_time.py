@@ -34,7 +34,7 @@ from imageio_daemon.client.local import layers, marks
 from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server import failures as client_failures
 from imageio_daemon.client.server import web
-from imageio_daemon.client.server.address import ImageUrl
+from imageio_daemon.client.server.address import ImageUrl, is_image
 from imageio_daemon.client.server.client_connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
 from imageio_daemon.client.server.local_socket import LocalSocket
@@ -478,6 +478,7 @@ def told_socket(data: bytes) -> None:
 
 @row("a url of the client", {**each(b"https://", b"/images/a"), **each(b"https://a/images/"), **each(b"https://a:")})
 def parse_client_url(data: bytes) -> None:
+    is_image(data.decode("latin-1"))
     with refusing(Usage):
         ImageUrl.parse(data.decode("latin-1"))
 
@@ -984,10 +985,12 @@ PATTERNS = {
     "client/local/marks.py:_DESCRIPTOR": "the head of an image",
     "client/local/marks.py:_MARKUP": "the head of an image",
     "client/local/marks.py:_is_tar": "the head of an image",
+    "client/server/address.py:is_image": "a url of the client",
     "client/server/address.py:parse": "a url of the client",
     "client/argument_groups.py:_URL": _USER,
     "client/transfer/options.py:__post_init__": _USER,
     "client/argument_groups.py:_format": _USER,
+    "client/transfer/record.py:_NAME": _USER,
     "client/server/failures.py:_ALERT": "an alert of a server, as the client finds it",
     "client/server/web.py:parse": "the url of a file on a web server",
     "client/server/web.py:_version_of": "the range that a web server sends",
