@@ -72,7 +72,7 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
     make, in_place = _choose_path(path, says, making)
     packs = making.compress or bool(says.compression)
     if making.update and says.format not in (None, "raw"):
-        return Chosen(make, path, in_place, locks=True, check=partial(_check_qcow2, path))
+        return Chosen(make, path, in_place, locks=True, check=partial(local.UpdatedQcow2.check, path))
     return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None)
 
 
@@ -98,10 +98,6 @@ def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], 
     if dirty and format_name != "qcow2":
         raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
     return _new_file(path, format_name, says.compression, making), False
-
-
-def _check_qcow2(path: Path, size: int) -> None:
-    local.UpdatedQcow2.check(path, size)
 
 
 def _check_raw(path: Path, size: int) -> None:

@@ -44,13 +44,11 @@ class ServedSource:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        with self._server.serving() as image:
-            yield from image.extents()
+        yield from self._server.image.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        with self._server.serving() as image:
-            image.read(offset, buffer)
+        self._server.image.read(offset, buffer)
 
     def stop(self) -> None:
         """Make waiting and later reads raise Stopped."""
@@ -70,13 +68,11 @@ class ServedTarget:
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
-        with self._started.serving() as image:
-            image.write(offset, data)
+        self._started.image.write(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range read as zeros."""
-        with self._started.serving() as image:
-            image.zero(offset, length)
+        self._started.image.zero(offset, length)
 
     def finish(self) -> None:
         """Flush, and end qemu-nbd."""
@@ -145,8 +141,7 @@ class QemuSource(ServedSource):
         """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
         if self._bitmap is None:
             return None
-        with self._server.serving() as image:
-            return image.changed(self._bitmap)
+        return self._server.image.changed(self._bitmap)
 
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
@@ -237,8 +232,7 @@ class QemuTarget(ServedTarget):
 
     def flush(self) -> None:
         """Flush the image."""
-        with self._started.serving() as image:
-            image.flush()
+        self._started.image.flush()
 
     def keep(self) -> bool:
         """End qemu-nbd, which flushes, and sync the file. Return whether qemu-nbd has ended well."""

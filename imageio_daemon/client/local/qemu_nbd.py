@@ -7,7 +7,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...urls.nbd import NbdAddress
@@ -108,16 +108,9 @@ class PrivateQemuNbd:
         """Disconnect. Requests that wait for storage raise Stopped, and so do later ones."""
         self._stop.stop()
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[NbdImage]:
-        """Return the image for the block. Raises Stopped after stop()."""
-        self._stop.check()
-        yield self.image
-
     def finish(self) -> None:
         """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""
-        with self.serving() as image:
-            image.flush()
+        self.image.flush()
         self.close()
         self._stop.check()  # after stop(), close() does not tell whether qemu-nbd has failed
 
