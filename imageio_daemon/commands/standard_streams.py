@@ -22,21 +22,8 @@ STDIN, STDOUT, STDERR = range(3)
 PATIENCE = 0.1
 
 
-class Descriptor(io.FileIO):
-    """A descriptor that stays open for its owner. Writes block, also if another process has made it non-blocking."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd, "w", closefd=False)
-
-    def write(self, data: "Buffer", /) -> int:
-        """Write some bytes, and return their number. Raises OSError."""
-        while (count := cast("int | None", super().write(data))) is None:
-            select.select([], [self], [])
-        return count
-
-
-class Output(Descriptor):
-    """A descriptor whose writes do not fail: bytes that cannot be written are dropped.
+class Output(io.FileIO):
+    """A descriptor that stays open for its owner. Writes do not fail: bytes that cannot be written are dropped.
 
     `failure` is the first error. `is_result` tells that the output is the purpose of the command, and then the first
     write that fails raises its error. `waits` tells that a write waits for a reader that does not read. Otherwise it is
@@ -44,7 +31,7 @@ class Output(Descriptor):
     """
 
     def __init__(self, fd: int, *, is_result: bool = False) -> None:
-        super().__init__(fd)
+        super().__init__(fd, "w", closefd=False)
         self.is_result = is_result
         self.waits = True
         self.failure: OSError | None = None
@@ -55,13 +42,19 @@ class Output(Descriptor):
         if not self.waits and not select.select([], [self], [], PATIENCE)[1]:
             return memoryview(data).nbytes
         try:
-            return super().write(data)
+            return self._write(data)
         except OSError as e:
             if self.failure is None:
                 self.failure = e
                 if self.is_result:
                     raise
             return memoryview(data).nbytes
+
+    def _write(self, data: "Buffer") -> int:
+        """Write some bytes. This blocks, also if another process has made the descriptor non-blocking."""
+        while (count := cast("int | None", super().write(data))) is None:
+            select.select([], [self], [])
+        return count
 
 
 class Streams(NamedTuple):
