@@ -126,8 +126,6 @@ static bool take_free_turn(struct iou_lane *lane) {
     const struct fiber *fiber = fiber_current();
     if (lane->socket.sender && lane->socket.sender != fiber)
         return false;
-    if (!lane->socket.sender)
-        lane->socket.begun = false;
     lane->socket.sender = fiber;
     lane->socket.sender_depth++;
     return true;
@@ -163,13 +161,13 @@ void socket_give_turn(struct iou_lane *lane) {
     if (--lane->socket.sender_depth)
         return;
     lane->socket.sender = NULL;
+    lane->socket.begun = false;
     if (link_empty(&lane->socket.waiters))
         return;
     struct waiter *waiter = container_of(lane->socket.waiters.next, struct waiter, link);
     link_remove(&waiter->link);
     lane->socket.sender = waiter->fiber;
     lane->socket.sender_depth = 1;
-    lane->socket.begun = false;
     waiter_wake(waiter);
 }
 
