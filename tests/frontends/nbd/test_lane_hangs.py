@@ -9,7 +9,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber
 from imageio_daemon.nbdproto.messages import RequestHeader
-from tests.frontends.nbd.calls import Calls
+from tests.frontends.nbd.calls import Calls, Hold
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import CONTENT, MakeWorld
 from tests.frontends.nbd.world import SIZE, MiB, World, lane_threads
@@ -238,16 +238,22 @@ async def test_stopping_server_cuts_off_whose_request_hangs(world: World, calls:
 # Clients that are gone while no thread is free
 
 
+async def take_the_thread(world: World, calls: Calls) -> tuple[Client, Hold]:
+    """Let a new client's read hang on the only thread."""
+    client = await world.go()
+    held = calls.hold("pread")
+    client.send(READ, 0, 4096)
+    await world.until(lambda: held.full)
+    return client, held
+
+
 @pytest.mark.parametrize("command", [READ, WRITE])
 async def test_operation_that_waits_for_a_thread_ends_with_its_client(
     narrow: World, calls: Calls, command: Command
 ) -> None:
     gone = await narrow.go()
     (lane,) = narrow.lanes.alive
-    stays = await narrow.go()
-    held = calls.hold("pread")
-    stays.send(READ, 0, 4096)
-    await narrow.until(lambda: held.full)
+    stays, held = await take_the_thread(narrow, calls)
     gone.pause_reading()
     sent = lane.stats.sent
     gone.send(READ, SIZE, 4096)  # is refused; what its client does not read tells the lane that it is gone
@@ -262,10 +268,7 @@ async def test_operation_that_waits_for_a_thread_ends_with_its_client(
 async def test_operation_that_waits_for_a_thread_ends_when_its_lane_is_cut(narrow: World, calls: Calls) -> None:
     cut = await narrow.go()
     (lane,) = narrow.lanes.alive
-    stays = await narrow.go()
-    held = calls.hold("pread")
-    stays.send(READ, 0, 4096)
-    await narrow.until(lambda: held.full)
+    stays, held = await take_the_thread(narrow, calls)
     cut.send(READ, 8192, 4096)
     await narrow.until(lambda: narrow.engine.load().queued == 1)
     lane.abort()

@@ -11,7 +11,7 @@ from imageio_daemon.nbdproto.constants import Command, CommandFlag
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from ioutil_ext import lib
-from tests.frontends.nbd.calls import Calls
+from tests.frontends.nbd.calls import Calls, Hold
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import World
@@ -48,14 +48,19 @@ async def succeeds(client: Client) -> None:
     assert {result.error for result in (await client.receive_all()).values()} == {0}
 
 
-async def test_reads_do_not_wait_for_a_change_of_durable_bytes(world: World, calls: Calls) -> None:
-    client = await world.go()
-    held = calls.hold("fdatasync")
-    client.send(WRITE, 0, data=DATA)
+async def reads_go_on(world: World, client: Client, held: Hold) -> None:
+    """Check that the client can read while a call is held, and that what it has sent before succeeds then."""
     await world.until(lambda: held.full)
     assert (await client.request(READ, 0, 4096)).error == 0
     held.release()
     await succeeds(client)
+
+
+async def test_reads_do_not_wait_for_a_change_of_durable_bytes(world: World, calls: Calls) -> None:
+    client = await world.go()
+    held = calls.hold("fdatasync")
+    client.send(WRITE, 0, data=DATA)
+    await reads_go_on(world, client, held)
 
 
 async def test_change_of_durable_bytes_waits_for_the_journal(world: World, calls: Calls) -> None:
@@ -88,10 +93,7 @@ async def test_reads_do_not_wait_for_the_journal_of_a_flush(world: World, calls:
     assert (await client.request(WRITE, 8192, data=DATA)).error == 0
     held = calls.hold("pwrite")
     client.send(FLUSH)
-    await world.until(lambda: held.full)
-    assert (await client.request(READ, 0, 4096)).error == 0
-    held.release()
-    await succeeds(client)
+    await reads_go_on(world, client, held)
 
 
 async def test_journal_has_what_a_flush_has_made_durable_when_it_is_answered(world: World, record: Record) -> None:
@@ -109,10 +111,7 @@ async def test_reads_do_not_wait_for_the_journal_of_a_write_with_fua(
     await eventually_async(lambda: bool(lib.iou_durable_is_due(record.shared)))
     held = calls.hold("pwrite")
     client.send(WRITE, 12288, data=DATA, flags=FUA)
-    await world.until(lambda: held.full)
-    assert (await client.request(READ, 0, 4096)).error == 0
-    held.release()
-    await succeeds(client)
+    await reads_go_on(world, client, held)
 
 
 async def test_change_that_ends_with_the_engine_is_no_change_that_runs_for_ever(world: World, record: Record) -> None:
