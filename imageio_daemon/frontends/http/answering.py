@@ -10,7 +10,7 @@ from ...errors import PeerGone
 from ...runtime import request_log
 from ...runtime.request_activity import begin as begin_work
 from .carrying import SentByLane
-from .connection.aiohttp_transport import ConnectionControl
+from .connection.sequence import RequestSequence
 from .cors import cors_headers
 from .request import connection_of
 from .responses import COMMON, SERVER
@@ -76,7 +76,7 @@ class Answering:
             headers["Connection"] = "close"
 
 
-async def _send(request: web.Request, response: web.StreamResponse, connection: ConnectionControl) -> None:
+async def _send(request: web.Request, response: web.StreamResponse, connection: RequestSequence) -> None:
     """Send the rest of an answer, and go on with the connection."""
     if isinstance(response, SentByLane):
         connection.answered(close=response.is_last)
@@ -101,7 +101,7 @@ def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
     return endless or connection.must_close or unread
 
 
-async def _response(request: web.Request, handler: Handler, connection: ConnectionControl) -> web.StreamResponse:
+async def _response(request: web.Request, handler: Handler, connection: RequestSequence) -> web.StreamResponse:
     try:
         return await handler(request)
     except asyncio.CancelledError:
@@ -113,7 +113,7 @@ async def _response(request: web.Request, handler: Handler, connection: Connecti
         return response
 
 
-def _cut_if_begun(request: web.Request, connection: ConnectionControl) -> None:
+def _cut_if_begun(request: web.Request, connection: RequestSequence) -> None:
     """Cut the connection if bytes of the answer were sent, so that the answer does not look complete."""
     if request.writer.output_size:
         connection.abort("cut")

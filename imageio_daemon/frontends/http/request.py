@@ -14,7 +14,8 @@ from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from .conditions import require_none
-from .connection.aiohttp_transport import CONNECTION, ConnectionControl
+from .connection.aiohttp_transport import CONNECTION
+from .connection.sequence import RequestSequence
 from .headers import MAX_JSON, parse_json, parse_target
 from .routes import NAME
 from .wire.exchange import Exchange
@@ -27,9 +28,9 @@ READ_BUFFER = 64 * KiB
 _CHANGES = ("PUT", "PATCH")
 
 
-def connection_of(request: web.BaseRequest) -> ConnectionControl:
+def connection_of(request: web.BaseRequest) -> RequestSequence:
     """Return the connection of a request. Raises PeerGone if it is lost."""
-    connection: ConnectionControl | None = request.get_extra_info(CONNECTION)
+    connection: RequestSequence | None = request.get_extra_info(CONNECTION)
     if connection is None:
         raise PeerGone("the connection was lost before its request was looked at")
     return connection

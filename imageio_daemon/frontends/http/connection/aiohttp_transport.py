@@ -2,84 +2,23 @@
 """The transport that a handler of aiohttp gets. It passes bytes on; the connection decides when to read and close."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
-from aiohttp import web
-
-from ....lanes.http import Instruction
-from ....transfers.transfer import Transfer
-from ..lane.handover import Returned
-from ..wire.exchange import Exchange
 from ..wire.transport import ClientTransport
+from .life import ConnectionLife
 
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
 CONNECTION = "imageio_connection"
 
 
-class ConnectionControl(Protocol):
-    """What a handler asks of its connection."""
-
-    @property
-    def exchange(self) -> Exchange:
-        """Return the exchange, by which a handler and the connection deal with a request."""
-        ...
-
-    @property
-    def must_close(self) -> bool:
-        """Tell whether the connection closes after the answer to the running request."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Tell whether nothing more can be sent."""
-        ...
-
-    @property
-    def carried_out(self) -> bool:
-        """Tell whether a lane has carried out the running request."""
-        ...
-
-    @property
-    def body_taken(self) -> bool:
-        """Tell whether all of the request's body was received, here or by a lane."""
-        ...
-
-    async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
-        """Have a lane carry out the running request on the open image. Return a wait for its result. Raises Error."""
-        ...
-
-    def take_back(self, instruction: Instruction, end: Returned) -> None:
-        """Go on with the connection after the lane, unless it is lost. Raises the Error of the running request."""
-        ...
-
-    def error_answer(self, error: Exception) -> web.Response:
-        """Return the answer to a request that has failed."""
-        ...
-
-    def answered(self, *, close: bool) -> None:
-        """Note that an answer is complete. With `close` it was the last one."""
-        ...
-
-    def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
-        """Send this head. Then give another protocol the connection, with the bytes that follow the request."""
-        ...
-
-    def abort(self, reason: str) -> None:
-        """Cut the connection."""
-        ...
-
-    def close(self, reason: str) -> None:
-        """Close the connection in order."""
-        ...
-
-
 class AiohttpTransport(asyncio.Transport):
-    """Pass a handler's bytes on to the connection's transport."""
+    """Pass a handler's bytes on to the connection's transport. `connection` is what handlers know it by."""
 
-    def __init__(self, connection: ConnectionControl, transport: ClientTransport) -> None:
+    def __init__(self, connection: object, life: ConnectionLife, transport: ClientTransport) -> None:
         super().__init__()
         self._connection = connection
+        self._life = life
         self._transport = transport
         self._asyncio_transport = transport.asyncio_transport
         self._detached = False
@@ -94,17 +33,17 @@ class AiohttpTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Tell whether nothing more can be sent."""
-        return self._detached or self._connection.closed
+        return self._detached or self._life.ends or self._transport.is_closing
 
     def close(self) -> None:
         """Close the connection in order."""
         if not self._detached:
-            self._connection.close("answered")
+            self._life.close("answered")
 
     def abort(self) -> None:
         """Cut the connection."""
         if not self._detached:
-            self._connection.abort("aborted")
+            self._life.abort("aborted")
 
     def is_reading(self) -> bool:
         """Tell whether the socket is read."""

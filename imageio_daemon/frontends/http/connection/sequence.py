@@ -26,7 +26,7 @@ from .shared import HttpShared
 
 
 class RequestSequence:
-    """Pass the requests of one connection to aiohttp or to a lane. For handlers, this is the ConnectionControl."""
+    """Pass the requests of one connection to aiohttp or to a lane. Handlers find it by connection_of()."""
 
     def __init__(
         self,
@@ -68,11 +68,6 @@ class RequestSequence:
     def body_taken(self) -> bool:
         """Tell whether all of the request's body was received, here or by a lane."""
         return self._incoming.complete
-
-    @property
-    def closed(self) -> bool:
-        """Tell whether no more bytes can be sent."""
-        return self._life.ends or self._transport.is_closing
 
     async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
         """Have a lane carry out the running request on the open image. Raises Unavailable, Error.
@@ -130,10 +125,6 @@ class RequestSequence:
     def abort(self, reason: str) -> None:
         """Cut the connection, because the answer cannot be completed."""
         self._life.abort(reason)
-
-    def close(self, reason: str) -> None:
-        """Send all written bytes, discard what the client still sends, and close."""
-        self._life.close(reason)
 
     # For the connection
 
@@ -214,7 +205,7 @@ class RequestSequence:
         self.carried_out = False
         if self._handler is None:
             self._handler = self._shared.make_handler()
-            self._handlers_transport = AiohttpTransport(self, self._transport)
+            self._handlers_transport = AiohttpTransport(self, self._life, self._transport)
             self._handler.connection_made(self._handlers_transport)
         self._incoming.pass_to(self._handler)
         self._handler.data_received(head.data)
