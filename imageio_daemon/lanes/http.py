@@ -235,8 +235,8 @@ class HttpLane(Lane):
             return None
         if end.error in _NO_MEMORY and end.syscall == lib.IOU_SYS_NONE:
             return _NO_MEMORY[end.error]()
-        error = self._reports.explain(end) or no_fault(end, end.flags)
+        error = self._image.explain(end) or no_fault(end, end.flags)
         if error is not None:
             return error
-        what = describe(end.kind, self._reports.name, end.offset, end.length)
+        what = describe(end.kind, self._image.name, end.offset, end.length)
         return StorageError(end.error, what, syscall_name(end.syscall))

@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ioutil_ext import ffi, lib
@@ -22,10 +22,10 @@ from ..runtime.served import By, Count
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
+from ..storage.file.engine_image import EngineImage
 from ..storage.lease import Lease
 from ..storage.running import WaitingOperation
 from ..storage.totals import Totals
-from .lane_image import LaneImage
 from .records import WAITS
 from .reports import Reports
 from .shared import Lanes
@@ -33,9 +33,12 @@ from .terms import Terms
 
 
 class Lane:
-    """A connection that C serves. Use it on the event loop, except `stats`, which a thread of Liveness reads, too."""
+    """A connection that C serves. Use it on the event loop, except `stats`, which a thread of Liveness reads, too.
 
-    def __init__(self, lanes: Lanes, lease: Lease, bucket: Bucket, service: str, names: Mapping[str, object]) -> None:
+    The bucket limits its rate. Its requests and bytes count for `service`. Its log lines begin with the fields `names`.
+    """
+
+    def __init__(self, lanes: Lanes, lease: Lease, bucket: Bucket, service: str, **names: object) -> None:
         self._lanes = lanes
         self._lease = lease  # kept alive while C uses it, as the bucket
         self._bucket = bucket
@@ -57,11 +60,11 @@ class Lane:
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
         """Serve the socket of this descriptor. The lane gets a copy of the descriptor.
 
-        The backend has to be a LaneImage. `rest` has the bytes that were received already, at most MAX_STAGED. If the
+        The backend is an EngineImage. `rest` has the bytes that were received already, at most MAX_STAGED. If the
         connection has TLS, pass it as `tls`. Only the lane uses it until its end. Raises StorageError if C cannot start
         the lane, Canceled if the image is closed, and OSError.
         """
-        if not isinstance(backend, LaneImage):
+        if not isinstance(backend, EngineImage):
             raise TypeError("no lane for this image")
         self._number = self._lanes.records.begin(self._names, self.describe)
         copy = -1
@@ -76,12 +79,13 @@ class Lane:
         with self._lock:
             if self._refuses:  # since before the start
                 lib.iou_lane_refuse(self._lane)
+        self._image = backend
         self._reports = Reports(self._lane, backend, self._failed)
         self._tls = tls
         self._lanes.alive.add(self)
         self._lanes.served.begin((self._service, By.LANE), self)
 
-    def _begin(self, backend: LaneImage, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
+    def _begin(self, backend: EngineImage, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
         """Start and return the iou_lane of C. Raises StorageError, Canceled."""
         common = {
             "number": self._number,

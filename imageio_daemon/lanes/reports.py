@@ -7,9 +7,9 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Error, StorageError
+from ..errors import StorageError
 from ..storage.completions import describe, kind_name, syscall_name, tell
-from .lane_image import LaneImage
+from ..storage.file.engine_image import EngineImage
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +21,11 @@ class Reports:
     whose reports were lost.
     """
 
-    def __init__(self, lane: Any, image: LaneImage, failed: Counter[str]) -> None:
+    def __init__(self, lane: Any, image: EngineImage, failed: Counter[str]) -> None:
         self._lane = lane
         self._image = image
         self._failed = failed
         self._lost = 0  # number of lost reports that was logged
-
-    @property
-    def name(self) -> str:
-        """Return the name of the image in logs."""
-        return self._image.name
 
     def tell(self, lost: int) -> None:
         """Fetch and log the reports. C has dropped `lost` reports so far."""
@@ -42,18 +37,14 @@ class Reports:
                 self._tell(report)
         if lost > self._lost:
             self._failed[""] += lost - self._lost
-            log.error("storage failed: %s: %d more times", self.name, lost - self._lost)
+            log.error("storage failed: %s: %d more times", self._image.name, lost - self._lost)
             self._lost = lost
 
-    def explain(self, end: Any) -> Error | None:
-        """Return the error of a failed operation, or None if the backend knows no more than the numbers of C."""
-        return self._image.explain(end)
-
     def _tell(self, report: Any) -> None:
-        what = describe(report.kind, self.name, report.offset, report.length)
+        what = describe(report.kind, self._image.name, report.offset, report.length)
         if report.error:
-            failure = self.explain(report) or StorageError(report.error, what, syscall_name(report.syscall))
+            failure = self._image.explain(report) or StorageError(report.error, what, syscall_name(report.syscall))
             if isinstance(failure, StorageError):
                 self._failed[kind_name(report.kind)] += 1
                 log.error("storage failed: %s", failure)
-        tell(what, self.name, report.elapsed, report.given_up)
+        tell(what, self._image.name, report.elapsed, report.given_up)

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all lanes share: memory, limits, records and counters."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
 from ..errors import TooManyConnections
 from ..runtime.served import Served
-from ..storage.bucket import Bucket
 from ..storage.file.engine import Engine
-from ..storage.lease import Lease
 from .places import Places
 from .records import Records
 
@@ -22,11 +19,6 @@ MAX_STAGED: int = lib.IOU_LANE_MAX_STAGED
 #: Most lanes at a time of HTTP, whose connections come and go, and of each other protocol. Each has a thread or more.
 HTTP_LANES = 1024
 MAX_LANES = 256
-
-
-_AnyLane = TypeVar("_AnyLane")
-#: The class of a protocol's lanes: a subclass of Lane, which is above this module.
-_Kind = Callable[["Lanes", Lease, Bucket, str, Mapping[str, object]], _AnyLane]
 
 
 class LaneMemory(NamedTuple):
@@ -52,20 +44,10 @@ class Lanes:
         #: The places of HTTP connections.
         self.places = Places(HTTP_LANES, partial(lib.iou_lanes_recall, self.shared))
 
-    def make(self, lease: Lease, bucket: Bucket, kind: _Kind[_AnyLane], service: str, **names: object) -> _AnyLane:
-        """Return a lane that has not started. The bucket limits its rate.
-
-        Its requests and bytes count for `service`. Its log lines begin with the fields `names`.
-        """
-        return kind(self, lease, bucket, service, names)
-
     def require_room(self, kind: type[Any]) -> None:
         """Raise TooManyConnections if there are MAX_LANES lanes of this kind."""
-        if self._count(kind) >= MAX_LANES:
+        if sum(type(lane) is kind for lane in self.alive) >= MAX_LANES:
             raise TooManyConnections(f"Too many connections, the limit is {MAX_LANES}")
-
-    def _count(self, kind: type[Any]) -> int:
-        return sum(type(lane) is kind for lane in self.alive)
 
     def memory(self) -> LaneMemory:
         """Return the memory of lanes as it is now."""

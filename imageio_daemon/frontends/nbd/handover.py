@@ -47,7 +47,7 @@ class LaneSession:
         self._backend = backend
         name = self._transfer.ticket.log_name
         lease, bucket = self._transfer.permission.lease, self._transfer.bucket
-        self._lane = lanes.make(lease, bucket, NbdLane, service, client=client, transfer=name)
+        self._lane = NbdLane(lanes, lease, bucket, service, client=client, transfer=name)
         self._transmission = transmission
         self._socket, self._tls = connection
         self._poller = poller

@@ -62,7 +62,7 @@ class LaneService:
         if backend is None:
             raise Canceled
         lease, bucket, name = transfer.permission.lease, transfer.bucket, transfer.ticket.log_name
-        lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer, transfer=name)
+        lane = HttpLane(self._lanes, lease, bucket, exchange.service, client=exchange.peer, transfer=name)
         writable = transfer.permission.writable if instruction is None else instruction.writes
         terms = terms_of(transfer.ticket, backend, writable=writable)
         if instruction is not None:
