@@ -4,11 +4,9 @@
 The data of a READ is received into the memory of its request. A server cannot make the parser write anywhere else.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
 from struct import Struct
 
-from ...units import KiB
 from ..constants import (
     CHUNK,
     EXTENDED_CHUNK,
@@ -38,18 +36,15 @@ from ..messages import (
 from .client_request import ClientRequest
 from .negotiation import Agreed, ServerViolation
 
-#: Bytes of a connection's buffer for headers and small payloads.
-STAGING = 64 * KiB
-#: Most bytes to receive after data that is longer than STAGING. Probably a header comes next, and more data after it.
-#: Data that is received together with the header has to be copied, so the read is short.
-GLANCE = 512
-
 _MAX_STATUS = CONTEXT_COUNT.size + MAX_STATUS_EXTENTS * EXTENDED_EXTENT.size
 _MAGIC = Struct(">I")
 _ERROR_TYPE = 0x8000
 # Plain numbers, because looking up an enumeration's member takes a tenth of the time of a chunk.
 _NONE, _OFFSET_DATA, _OFFSET_HOLE = int(Chunk.NONE), int(Chunk.OFFSET_DATA), int(Chunk.OFFSET_HOLE)
 _BLOCK_STATUS, _BLOCK_STATUS_EXT = int(Chunk.BLOCK_STATUS), int(Chunk.BLOCK_STATUS_EXT)
+
+#: A part of the parser: it yields the memory that it needs filled next.
+_Parser = Generator[memoryview, None, None]
 
 
 class ClientReplies:
@@ -65,11 +60,8 @@ class ClientReplies:
         self._agreed = agreed
         self._ended = ended
         self._cookie = 0
-        self._staging = memoryview(bytearray(STAGING))
-        self._start = self._end = 0
-        self._window = STAGING
-        self._target: memoryview | None = None  # memory for the rest of a payload, unless it is staged
-        self._filled: Callable[[], None] = _nothing
+        self._parser = self._replies()
+        self._room = next(self._parser)
 
     def begin(self, request: ClientRequest) -> bytes:
         """Add a request and return its header. The caller sends it, and then the payload of a WRITE."""
@@ -85,69 +77,26 @@ class ClientReplies:
 
     def get_buffer(self) -> memoryview:
         """Return the memory to receive the next bytes into."""
-        if self._target is not None:
-            return self._target
-        return self._staging[self._end : min(STAGING, self._end + self._window)]
+        return self._room
 
     def received(self, count: int) -> None:
-        """Parse `count` bytes that were received into get_buffer(). Raises ServerViolation, BadMagic."""
-        if self._target is not None:
-            self._advance(self._target, count)
-        else:
-            self._end += count
-        while self._take_staged():
-            pass
-        self._compact()
+        """Take `count` bytes that were received into get_buffer(). Raises ServerViolation, BadMagic."""
+        self._room = self._room[count:] if count < len(self._room) else next(self._parser)
 
-    def _take_staged(self) -> bool:
-        """Parse the next part of the staged bytes. Return False if more bytes are needed."""
-        if self._target is None:
-            return self._next_message()
-        count = min(len(self._target), self._end - self._start)
-        self._target[:count] = self._staging[self._start : self._start + count]
-        self._start += count
-        if count:
-            self._advance(self._target, count)
-        return bool(count)
-
-    def _advance(self, target: memoryview, count: int) -> None:
-        self._target = target[count:]
-        if not self._target:
-            self._target = None
-            self._filled()
-
-    def _receive(self, target: memoryview, filled: Callable[[], None]) -> None:
-        """Receive the next bytes into `target`, and call `filled` when it is full."""
-        self._target, self._filled = target, filled
-        self._window = GLANCE if len(target) >= STAGING else STAGING
-
-    def _compact(self) -> None:
-        left = self._end - self._start
-        if left and self._start:
-            self._staging[:left] = self._staging[self._start : self._end]
-        self._start, self._end = 0, left
-
-    # Messages
-
-    def _next_message(self) -> bool:
-        staged = self._end - self._start
-        if staged < 4:
-            return False
-        (magic,) = _MAGIC.unpack_from(self._staging, self._start)
-        extended = self._agreed.extended
-        if magic == SIMPLE_REPLY and not extended:
-            return self._header(SIMPLE.size, self._simple_reply)
-        if magic == (EXTENDED_CHUNK if extended else CHUNK) and self._agreed.structured:
-            return self._header(EXTENDED.size if extended else STRUCTURED.size, self._chunk)
-        raise ServerViolation(f"a reply that begins with {magic:#x}")
-
-    def _header(self, size: int, handle: Callable[[bytes], None]) -> bool:
-        if self._end - self._start < size:
-            return False
-        data = bytes(self._staging[self._start : self._start + size])
-        self._start += size
-        handle(data)
-        return True
+    def _replies(self) -> _Parser:
+        extended, structured = self._agreed.extended, self._agreed.structured
+        header = bytearray((EXTENDED if extended else STRUCTURED).size)
+        view, magic_of_chunks = memoryview(header), EXTENDED_CHUNK if extended else CHUNK
+        while True:
+            yield view[: SIMPLE.size]
+            (magic,) = _MAGIC.unpack_from(header)
+            if magic == SIMPLE_REPLY and not extended:
+                yield from self._simple_reply(SimpleReply.unpack(bytes(view[: SIMPLE.size])))
+            elif magic == magic_of_chunks and structured:
+                yield view[SIMPLE.size :]
+                yield from self._chunk(ChunkHeader.unpack(bytes(header), extended=extended))
+            else:
+                raise ServerViolation(f"a reply that begins with {magic:#x}")
 
     def _find(self, cookie: int) -> ClientRequest:
         request = self.waiting.get(cookie)
@@ -160,8 +109,7 @@ class ClientReplies:
         del self.waiting[request.cookie]
         self._ended(request)
 
-    def _simple_reply(self, data: bytes) -> None:
-        reply = SimpleReply.unpack(data)
+    def _simple_reply(self, reply: SimpleReply) -> _Parser:
         request = self._find(reply.cookie)
         if request.command == Command.BLOCK_STATUS and not reply.error:
             raise ServerViolation("a status without extents")
@@ -170,26 +118,29 @@ class ClientReplies:
         if reply.error:
             request.fail(reply.error)
         elif request.command == Command.READ:
-            place = request.place(request.offset, request.length)
-            self._receive(place, partial(self._end_request, request))
-            return
+            yield request.place(request.offset, request.length)
         self._end_request(request)
 
-    def _chunk(self, data: bytes) -> None:
-        header = ChunkHeader.unpack(data, extended=self._agreed.extended)
+    def _chunk(self, header: ChunkHeader) -> _Parser:
         request = self._find(header.cookie)
         if self._agreed.extended and header.offset != request.offset:
             raise ServerViolation("a reply with the offset of another request")
         if header.type == _OFFSET_DATA:
             if header.length <= OFFSET.size:
                 raise ServerViolation("data of no bytes")
-            self._small(OFFSET.size, partial(self._data, request, header))
+            start = bytearray(OFFSET.size)
+            yield memoryview(start)
+            (offset,) = OFFSET.unpack(start)
+            yield request.place(offset, header.length - OFFSET.size)
         elif header.type == _NONE:
             if header.length or not header.done:
                 raise ServerViolation("an empty chunk that is not empty, or not the last one")
-            self._end_chunk(request, header)
         else:
-            self._small(self._checked_length(request, header), partial(self._small_chunk, request, header))
+            payload = bytearray(self._checked_length(request, header))
+            yield memoryview(payload)
+            self._small_chunk(request, header, bytes(payload))
+        if header.done:
+            self._end_request(request)
 
     def _checked_length(self, request: ClientRequest, header: ChunkHeader) -> int:
         status = _BLOCK_STATUS_EXT if self._agreed.extended else _BLOCK_STATUS
@@ -205,20 +156,6 @@ class ClientReplies:
             raise ServerViolation(f"a chunk of type {header.type:#x} with {header.length} bytes")
         return header.length
 
-    def _small(self, length: int, handle: Callable[[bytes], None]) -> None:
-        """Call `handle` with a payload, when all of it has been received. Until then, collect it in separate memory."""
-        if self._end - self._start >= length:
-            self._start += length
-            handle(bytes(self._staging[self._start - length : self._start]))
-            return
-        memory = bytearray(length)
-        self._receive(memoryview(memory), lambda: handle(bytes(memory)))
-
-    def _data(self, request: ClientRequest, header: ChunkHeader, payload: bytes) -> None:
-        (offset,) = OFFSET.unpack(payload)
-        place = request.place(offset, header.length - OFFSET.size)
-        self._receive(place, partial(self._end_chunk, request, header))
-
     def _small_chunk(self, request: ClientRequest, header: ChunkHeader, payload: bytes) -> None:
         try:
             if header.type == _OFFSET_HOLE:
@@ -230,7 +167,6 @@ class ClientReplies:
                 self._status(request, payload)
         except ValueError as e:
             raise ServerViolation(str(e)) from None
-        self._end_chunk(request, header)
 
     def _status(self, request: ClientRequest, payload: bytes) -> None:
         form = CONTEXT_COUNT if self._agreed.extended else CONTEXT
@@ -242,11 +178,3 @@ class ClientReplies:
         if context in request.statuses:
             raise ServerViolation("two statuses of one context")
         request.statuses[context] = payload
-
-    def _end_chunk(self, request: ClientRequest, header: ChunkHeader) -> None:
-        if header.done:
-            self._end_request(request)
-
-
-def _nothing() -> None:
-    pass

@@ -62,13 +62,14 @@ class Client:
         return request
 
     def feed(self, data: bytes) -> None:
-        while data:
+        rest = memoryview(data)
+        while rest:
             buffer = self.replies.get_buffer()
-            count = min(len(buffer), len(data), self.step)
+            count = min(len(buffer), len(rest), self.step)
             assert count
-            buffer[:count] = data[:count]
+            buffer[:count] = rest[:count]
             self.replies.received(count)
-            data = data[count:]
+            rest = rest[count:]
 
     def chunk(self, request: ClientRequest, kind: int, payload: bytes, *, done: bool = True) -> bytes:
         header = ChunkHeader(kind, DONE if done else 0, request.cookie, len(payload), request.offset)
@@ -327,8 +328,8 @@ def test_a_chunk_without_structured_replies_is_a_violation() -> None:
 
 
 def test_a_simple_reply_to_a_read_with_structured_replies_is_a_violation() -> None:
-    client = Client("structured")
     for error in (0, 5):
+        client = Client("structured")
         read = client.read(0, 10)
         with pytest.raises(ServerViolation, match="simple reply to a READ"):
             client.feed(SimpleReply(read.request.cookie, error).pack())
