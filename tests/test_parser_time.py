@@ -68,11 +68,10 @@ from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
 from imageio_daemon.nbdproto import constants, messages, option_payloads
-from imageio_daemon.nbdproto.client.client_request import ClientRequest
-from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
-from imageio_daemon.nbdproto.client.replies import ClientReplies
+from imageio_daemon.nbdproto.client_negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from imageio_daemon.nbdproto.client_replies import ClientReplies, ClientRequest
 from imageio_daemon.nbdproto.constants import Command, OptionType
-from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
+from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
 from imageio_daemon.storage.qemu import chain, reasons
 from imageio_daemon.storage.qemu.changes import PIECE, DiffParser

@@ -12,7 +12,7 @@ from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Comm
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.option_payloads import BlockSizes, OptionHeader, OptionReply, pack_greeting
 from imageio_daemon.urls.nbd import NbdAddress, parse
-from tests.nbdproto.client.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
+from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
 from tests.support.nbd_payloads import pack_extents
 
 #: What is said of a refusal.

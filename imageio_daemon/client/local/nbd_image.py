@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 from ...image.extents import Extent
 from ...image.ranges import RangeSet
-from ...nbdproto.client.client_request import ClientRequest
-from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
-from ...nbdproto.client.replies import ClientReplies
+from ...nbdproto.client_negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from ...nbdproto.client_replies import ClientReplies, ClientRequest
 from ...nbdproto.constants import (
     BASE_ALLOCATION,
     DIRTY,

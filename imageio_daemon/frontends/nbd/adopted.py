@@ -6,8 +6,7 @@ import dataclasses
 
 from ...errors import DENIED, Forbidden
 from ...lanes.nbd import NbdLane
-from ...nbdproto.server.negotiation_events import FindExport
-from ...nbdproto.server.transmission import Export
+from ...nbdproto.agreement import Export, FindExport
 from ...transfers.transfer import Transfer
 from . import exports
 from .exports import Attachment

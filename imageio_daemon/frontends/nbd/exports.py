@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...errors import BitmapInUse, Forbidden, NotFound
+from ...nbdproto.agreement import Export
 from ...nbdproto.constants import BASE_ALLOCATION
-from ...nbdproto.server.transmission import Export
 from ...operations import operations
 from ...runtime import logs
 from ...runtime.request_activity import Doing, Worker

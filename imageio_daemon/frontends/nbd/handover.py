@@ -9,7 +9,7 @@ from ...errors import Error, Forbidden
 from ...lanes.lane import error_of
 from ...lanes.nbd import ENDED, NbdLane, NbdTerms
 from ...lanes.shared import Lanes
-from ...nbdproto.server.transmission import Transmission
+from ...nbdproto.agreement import Transmission
 from ...net.poller import Poller
 from ...net.tls_socket import TlsSocket
 from ...storage.backend import Backend

@@ -11,9 +11,8 @@ from typing import cast
 from ...errors import Error, StorageError, TooManyConnections
 from ...lanes.nbd import NbdLane
 from ...lanes.shared import MAX_STAGED
-from ...nbdproto.server.negotiation import ServerNegotiation
-from ...nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
-from ...nbdproto.server.transmission import Export
+from ...nbdproto.agreement import Close, Event, Export, FindExport, StartTls, Transmit
+from ...nbdproto.server_negotiation import ServerNegotiation
 from ...net.connection_limit import LOCAL, Place
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits

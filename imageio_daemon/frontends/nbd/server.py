@@ -5,7 +5,7 @@ import dataclasses
 
 from ...config.config import Config
 from ...lanes.shared import Lanes
-from ...nbdproto.server.negotiation import Tls
+from ...nbdproto.server_negotiation import Tls
 from ...net.connection_limit import ConnectionLimit
 from ...net.tls_handshake import Handshakes
 from ...transfers.store import TransferStore

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...lanes.shared import Lanes
-from ...nbdproto.server.negotiation import Tls
+from ...nbdproto.server_negotiation import Tls
 from ...net.tls_handshake import Handshakes
 from ...net.tls_socket import TlsContext
 from ...transfers.store import TransferStore

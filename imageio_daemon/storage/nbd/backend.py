@@ -11,7 +11,7 @@ from ioutil_ext import ffi, lib
 
 from ...errors import Error, NotFound, ServerRefuses, StorageError, Unusable
 from ...image.extents import ExtentList, ExtentStream
-from ...nbdproto.client.negotiation import Agreed
+from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import ExportFlag
 from ...urls.nbd import NbdAddress
 from ..backend import BackendInfo, Context, Operation

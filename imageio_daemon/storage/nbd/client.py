@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ...errors import CannotFlush, Error, OutOfRange, ServerGone, StorageError
-from ...nbdproto.client.negotiation import Agreed
+from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import Command
 from ...units import MiB
 from ...urls.nbd import NbdAddress

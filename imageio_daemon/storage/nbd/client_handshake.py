@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...errors import ServerGone, ServerRefuses
-from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from ...nbdproto.client_negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
 from ...nbdproto.constants import Command, OptionType, Reply
 from ...nbdproto.messages import BadMagic, RequestHeader
 from ...net.tls_socket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket

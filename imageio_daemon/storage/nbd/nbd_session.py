@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ...errors import ServerGone
-from ...nbdproto.client.negotiation import Agreed
+from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import ALLOCATION_DEPTH, BASE_ALLOCATION, ExportFlag
 from ...runtime import logs
 from ...urls.nbd import NbdAddress

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from imageio_daemon.nbdproto.server.negotiation import Tls
+from imageio_daemon.nbdproto.server_negotiation import Tls
 from tests.frontends.nbd.calls import Calls
 from tests.frontends.nbd.client import FORMS, Client
 from tests.frontends.nbd.world import MiB, World, leaving_nothing

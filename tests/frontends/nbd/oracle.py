@@ -10,9 +10,9 @@ from imageio_daemon.frontends.nbd import exports
 from imageio_daemon.frontends.nbd.errors import ERRORS
 from imageio_daemon.frontends.nbd.handshake import PREFERRED_BLOCK
 from imageio_daemon.image.extents import ZERO, Extent, ExtentList
+from imageio_daemon.nbdproto.agreement import Close, FindExport, Transmit
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Reply, Status
-from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
-from imageio_daemon.nbdproto.server.negotiation_events import Close, FindExport, Transmit
+from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.operations import operations
 from imageio_daemon.storage.backend import Backend, Context, Operation
 from imageio_daemon.storage.buffers import MAX_BUFFER, MIN_BUFFER, BufferPool

@@ -16,8 +16,8 @@ from imageio_daemon.frontends.nbd.handover import LaneSession
 from imageio_daemon.frontends.nbd.handshake import ServerHandshake
 from imageio_daemon.lanes import lane
 from imageio_daemon.lanes.nbd import NbdTerms
+from imageio_daemon.nbdproto.agreement import Event, FindExport
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
-from imageio_daemon.nbdproto.server.negotiation_events import Event, FindExport
 from imageio_daemon.transfers.ticket import Access
 from ioutil_ext import ffi, lib
 from tests.frontends.nbd.conftest import MakeWorld

@@ -12,7 +12,7 @@ import pytest
 from imageio_daemon.config.services import TlsSection
 from imageio_daemon.nbdproto.constants import Command, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation import Tls
+from imageio_daemon.nbdproto.server_negotiation import Tls
 from imageio_daemon.net.tls_contexts import ServerTls
 from imageio_daemon.net.tls_socket import TlsContext
 from tests.frontends.nbd.client import Client, Refused

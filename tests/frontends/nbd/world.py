@@ -18,7 +18,7 @@ from imageio_daemon.frontends.nbd.shared import NbdOptions
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
-from imageio_daemon.nbdproto.server.negotiation import Tls
+from imageio_daemon.nbdproto.server_negotiation import Tls
 from imageio_daemon.net.connection_limit import ConnectionLimit
 from imageio_daemon.net.tls_handshake import Handshakes
 from imageio_daemon.net.tls_socket import TlsContext

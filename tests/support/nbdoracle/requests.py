@@ -4,6 +4,7 @@
 The header is parsed here; its payload is received by the caller, into memory of its own.
 """
 
+from imageio_daemon.nbdproto.agreement import Transmission
 from imageio_daemon.nbdproto.constants import (
     EXTENDED_REQUEST,
     MAX_PAYLOAD,
@@ -13,7 +14,6 @@ from imageio_daemon.nbdproto.constants import (
     ErrorNumber,
 )
 from imageio_daemon.nbdproto.messages import COMPACT_REQUEST, EXTENDED_REQUEST_HEADER, BadMagic
-from imageio_daemon.nbdproto.server.transmission import Transmission
 from tests.support.nbdoracle.limits import MAX_DRAINED_PAYLOAD
 
 _READ, _WRITE, _DISC, _FLUSH = int(Command.READ), int(Command.WRITE), int(Command.DISC), int(Command.FLUSH)

@@ -3,6 +3,7 @@ from struct import pack
 
 import pytest
 
+from imageio_daemon.nbdproto.agreement import Close, Export, Transmit
 from imageio_daemon.nbdproto.constants import (
     MAX_DRAINED_OPTION,
     MAX_ERROR_TEXT,
@@ -16,10 +17,8 @@ from imageio_daemon.nbdproto.constants import (
     Reply,
 )
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation import MAX_PIPELINED
-from imageio_daemon.nbdproto.server.negotiation_events import Close, Transmit
-from imageio_daemon.nbdproto.server.transmission import Export
-from tests.nbdproto.server.conversation import DELIVERIES, PREFERRED, Conversation
+from imageio_daemon.nbdproto.server_negotiation import MAX_PIPELINED
+from tests.nbdproto.conversation import DELIVERIES, PREFERRED, Conversation
 from tests.support.nbd_payloads import unpack_server
 
 KNOWN = sorted(OptionType)

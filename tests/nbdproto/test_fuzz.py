@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from imageio_daemon.nbdproto.agreement import Export, Transmission, Transmit
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import BadMagic
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation import MAX_PIPELINED, Tls
-from imageio_daemon.nbdproto.server.negotiation_events import Transmit
-from imageio_daemon.nbdproto.server.transmission import Export, Transmission
-from tests.nbdproto.server.conversation import Conversation
+from imageio_daemon.nbdproto.server_negotiation import MAX_PIPELINED, Tls
+from tests.nbdproto.conversation import Conversation
 from tests.support.nbdoracle.requests import Requests
 
 NAMES = st.sampled_from(["a", "b", "broken", "missing", ""])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.nbdproto.client.negotiation import (
+from imageio_daemon.nbdproto.client_negotiation import (
     DEFAULT_SIZES,
     Agreed,
     ClientNegotiation,

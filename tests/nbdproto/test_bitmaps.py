@@ -3,10 +3,9 @@
 
 import pytest
 
+from imageio_daemon.nbdproto.agreement import Export, FindExport
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, MAX_QUERIES, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, unpack_context
-from imageio_daemon.nbdproto.server.negotiation_events import FindExport
-from imageio_daemon.nbdproto.server.transmission import Export
 
 from .conversation import Conversation
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from ..constants import (
+from .constants import (
     ALLOCATION_DEPTH,
     BASE_ALLOCATION,
     DIRTY_BITMAP,
@@ -32,7 +32,7 @@ from ..constants import (
     OptionType,
     Reply,
 )
-from ..option_payloads import (
+from .option_payloads import (
     CLIENT_FLAGS,
     EXPORT,
     GREETING,

@@ -3,11 +3,11 @@ from struct import pack
 
 import pytest
 
+from imageio_daemon.nbdproto.agreement import Close, StartTls
 from imageio_daemon.nbdproto.constants import ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation import Tls
-from imageio_daemon.nbdproto.server.negotiation_events import Close, StartTls
-from tests.nbdproto.server.conversation import DELIVERIES, Conversation
+from imageio_daemon.nbdproto.server_negotiation import Tls
+from tests.nbdproto.conversation import DELIVERIES, Conversation
 
 INFO = InfoRequest("disk", ()).pack()
 PAYLOADS = {

@@ -8,10 +8,9 @@ from struct import pack
 
 import pytest
 
-from imageio_daemon.nbdproto.client import replies as client_replies
-from imageio_daemon.nbdproto.client.client_request import ClientRequest
-from imageio_daemon.nbdproto.client.negotiation import Agreed, ServerViolation
-from imageio_daemon.nbdproto.client.replies import ClientReplies
+from imageio_daemon.nbdproto import client_replies
+from imageio_daemon.nbdproto.client_negotiation import Agreed, ServerViolation
+from imageio_daemon.nbdproto.client_replies import ClientReplies, ClientRequest
 from imageio_daemon.nbdproto.constants import (
     ALLOCATION_DEPTH,
     BASE_ALLOCATION,

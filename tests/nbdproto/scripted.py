@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation
+from imageio_daemon.nbdproto.client_negotiation import Agreed, ClientNegotiation
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import (
     CLIENT_FLAGS,

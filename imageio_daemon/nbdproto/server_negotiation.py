@@ -10,13 +10,11 @@ The caller feeds what it receives, sends `take_output()`, and acts on each event
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from ..constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, OptionType, Reply
-from ..messages import BadMagic, clean_text
-from ..option_payloads import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
-from .negotiation_events import Close, Event, FindExport, StartTls, Transmit
-from .option_replies import OptionReplies
-from .option_stream import ClientFlags, ClientOption, ClientViolation, OptionStream
-from .transmission import Agreement, Export, Selection
+from .agreement import Agreement, Close, Event, Export, FindExport, Selection, StartTls, Transmit
+from .constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, OptionType, Reply
+from .messages import BadMagic, clean_text
+from .option_payloads import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
+from .server_options import ClientFlags, ClientOption, ClientViolation, OptionReplies, OptionStream
 
 #: Most bytes of options that a client may send before the answer to the first one. Known clients wait for each reply.
 MAX_PIPELINED = 2 * MAX_OPTION

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from imageio_daemon.nbdproto.agreement import Export, Transmission
 from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag, ErrorNumber, ExportFlag
 from imageio_daemon.nbdproto.messages import BadMagic, RequestHeader
-from imageio_daemon.nbdproto.server.transmission import Export, Transmission
 from tests.support.nbdoracle.limits import MAX_DRAINED_PAYLOAD
 from tests.support.nbdoracle.requests import Request, Requests
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agreement for the transmission phase that results from the server's negotiation."""
+"""What the server's negotiation leads to: events that the caller has to act on, and the agreement for transmission."""
 
 from dataclasses import dataclass
 
-from ..constants import BASE_ALLOCATION, ExportFlag
+from .constants import BASE_ALLOCATION, ExportFlag
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,37 @@ class Agreement:
     def wants_changes(self, name: str) -> bool:
         """Tell whether the client has asked for a dirty bitmap of this export."""
         return self.selected is not None and self.selected.name == name and self.selected.changes
+
+
+@dataclass(frozen=True)
+class FindExport:
+    """Look up the export and call found() or refused()."""
+
+    name: str
+    #: The client enters the export (GO, EXPORT_NAME), which cannot be refused after found().
+    enter: bool
+    #: The client has asked for a dirty bitmap. If the image should have one that cannot be read, call refused().
+    changes: bool = False
+
+
+@dataclass(frozen=True)
+class StartTls:
+    """Send the output, complete the TLS handshake, and call tls_started()."""
+
+
+@dataclass(frozen=True)
+class Transmit:
+    """Send the output and begin the transmission phase. `rest` has the bytes received after the negotiation."""
+
+    transmission: Transmission
+    rest: bytes
+
+
+@dataclass(frozen=True)
+class Close:
+    """Send the output and close. `reason` is the client's violation, for the log, or None if the client has left."""
+
+    reason: str | None = None
+
+
+Event = FindExport | StartTls | Transmit | Close

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from struct import pack, unpack_from
 
+from imageio_daemon.nbdproto.agreement import Close, Event, Export, FindExport, StartTls, Transmission, Transmit
 from imageio_daemon.nbdproto.constants import InfoType, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import (
     BlockSizes,
@@ -15,9 +16,7 @@ from imageio_daemon.nbdproto.option_payloads import (
     OptionReply,
     unpack_context,
 )
-from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation, Tls
-from imageio_daemon.nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
-from imageio_daemon.nbdproto.server.transmission import Export, Transmission
+from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation, Tls
 
 PREFERRED = 65536
 
