@@ -45,6 +45,8 @@ from imageio_daemon.commands.printable import quoted
 from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
+from imageio_daemon.frontends.http.connection.framing import MAX_HEAD, ChunkedBody, read_head
+from imageio_daemon.frontends.http.connection.incoming import Incoming
 from imageio_daemon.frontends.http.headers import (
     MAX_FINALIZE,
     MAX_JSON,
@@ -60,8 +62,6 @@ from imageio_daemon.frontends.http.proxy.passed_answers import parse_answered_ra
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.frontends.http.responses import content_disposition
-from imageio_daemon.frontends.http.wire.framing import MAX_HEAD, ChunkedBody, read_head
-from imageio_daemon.frontends.http.wire.incoming import Incoming
 from imageio_daemon.image import journal, magics
 from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList

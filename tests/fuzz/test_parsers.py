@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from imageio_daemon.errors import Error, InvalidRequest, OutOfRange
 from imageio_daemon.frontends.http import headers
-from imageio_daemon.frontends.http.wire import framing
+from imageio_daemon.frontends.http.connection import framing
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.units import MAX_OFFSET
 

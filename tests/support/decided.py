@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable
 
 from imageio_daemon import cli
-from imageio_daemon.frontends.http.connection import connection
-from imageio_daemon.frontends.http.lane import handover
-from imageio_daemon.frontends.http.wire.framing import RequestHead
+from imageio_daemon.frontends.http.connection import connection, handover
+from imageio_daemon.frontends.http.connection.framing import RequestHead
 
 
 class DecidedHandover(handover.LaneHandover):

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from imageio_daemon import cli
 from imageio_daemon.errors import Error
-from imageio_daemon.frontends.http.connection import connection
-from imageio_daemon.frontends.http.lane import handover, ticket_terms
-from imageio_daemon.frontends.http.wire.framing import RequestHead
+from imageio_daemon.frontends.http.connection import connection, handover, ticket_terms
+from imageio_daemon.frontends.http.connection.framing import RequestHead
 from imageio_daemon.transfers.ticket import Access
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from ...transfers.transfer import Transfer
 from ...units import KiB
 from .conditions import require_none
 from .connection.aiohttp_transport import CONNECTION
+from .connection.exchange import Exchange
 from .connection.sequence import RequestSequence
 from .headers import MAX_JSON, parse_json, parse_target
 from .routes import NAME
-from .wire.exchange import Exchange
 
 #: Bytes of a body that aiohttp may hold. It stops reading at twice this number. With 64 TLS uploads at once, the daemon
 #: needed at most 374 MiB of memory, and 405 MiB with 256 KiB, at the same speed.

@@ -27,9 +27,10 @@ from ...units import KiB
 from .answering import Answering
 from .connection.admission import HttpAdmission
 from .connection.connection import ServerConnection
+from .connection.framing import MAX_HEAD, RequestHead
+from .connection.lane_service import LaneService
 from .connection.shared import HttpShared
 from .headers import parse_target
-from .lane.lane_service import LaneService
 from .proxy.way import all_closed
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
@@ -45,7 +46,6 @@ from .resources.tickets import Tickets
 from .resources.upgrade import NbdService, Upgrades
 from .responses import json_response
 from .routes import Resource, Routes, preflight
-from .wire.framing import MAX_HEAD, RequestHead
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import HeadTooLarge, InvalidRequest
-from imageio_daemon.frontends.http.wire.framing import (
+from imageio_daemon.frontends.http.connection.framing import (
     MAX_FIELDS,
     MAX_HEAD,
     ChunkedBody,

@@ -14,13 +14,13 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from imageio_daemon.errors import NotFound
 from imageio_daemon.frontends.http import server as http_server
+from imageio_daemon.frontends.http.connection.answer_stream import AnswerStream
 from imageio_daemon.frontends.http.connection.connection import ServerConnection
+from imageio_daemon.frontends.http.connection.incoming import HEAD_READ
 from imageio_daemon.frontends.http.headers import MAX_JSON
 from imageio_daemon.frontends.http.request import READ_BUFFER, RequestBody, name_of, read_json
 from imageio_daemon.frontends.http.routes import Handler, Resource, Routes
 from imageio_daemon.frontends.http.server import SCRATCH, HttpServer
-from imageio_daemon.frontends.http.wire.answer_stream import AnswerStream
-from imageio_daemon.frontends.http.wire.incoming import HEAD_READ
 from imageio_daemon.net import connection_limit
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
 from imageio_daemon.units import KiB, MiB

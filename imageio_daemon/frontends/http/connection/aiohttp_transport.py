@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from ..wire.transport import ClientTransport
 from .life import ConnectionLife
+from .transport import ClientTransport
 
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
 CONNECTION = "imageio_connection"

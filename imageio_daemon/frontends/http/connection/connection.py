@@ -16,15 +16,15 @@ from ....net.watchdog import Watchdog
 from ....runtime import logs
 from ....runtime.served import By
 from .. import errors
-from ..lane.handover import LaneHandover
 from ..responses import encode
-from ..wire.exchange import Exchange
-from ..wire.incoming import Incoming
-from ..wire.transport import ClientTransport
-from ..wire.usage import ConnectionUsage
+from .exchange import Exchange
+from .handover import LaneHandover
+from .incoming import Incoming
 from .life import ConnectionLife, State
 from .sequence import RequestSequence
 from .shared import HttpShared
+from .transport import ClientTransport
+from .usage import ConnectionUsage
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@
 import enum
 
 from ....net.watchdog import Watchdog
-from ..lane.handover import LaneHandover
-from ..wire.discard import Discard
-from ..wire.incoming import Incoming
-from ..wire.transport import ClientTransport
+from .discard import Discard
+from .handover import LaneHandover
+from .incoming import Incoming
+from .transport import ClientTransport
 
 
 class State(enum.Enum):

@@ -13,16 +13,16 @@ from ....net.watchdog import Watchdog
 from ....transfers.transfer import Transfer
 from .. import errors
 from ..cors import cors_headers
-from ..lane.handover import LaneHandover, Returned
 from ..responses import encode
-from ..wire.exchange import Exchange
-from ..wire.framing import ChunkedBody, FixedBody, RequestHead
-from ..wire.incoming import Incoming
-from ..wire.transport import ClientTransport
-from ..wire.usage import ConnectionUsage
 from .aiohttp_transport import AiohttpTransport
+from .exchange import Exchange
+from .framing import ChunkedBody, FixedBody, RequestHead
+from .handover import LaneHandover, Returned
+from .incoming import Incoming
 from .life import ConnectionLife, State
 from .shared import HttpShared
+from .transport import ClientTransport
+from .usage import ConnectionUsage
 
 
 class RequestSequence:

@@ -9,9 +9,9 @@ from aiohttp import web
 
 from ....net.connection_limit import LOCAL
 from ....runtime.served import Served
-from ..lane.lane_service import LaneService
-from ..wire.framing import RequestHead
 from .admission import HttpAdmission
+from .framing import RequestHead
+from .lane_service import LaneService
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from ....storage.backend import Context
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....units import KiB
+from ..connection.answer_stream import AnswerStream
 from ..headers import parse_choice
 from ..request import attach, query_of
 from ..responses import JSON
 from ..routes import Resource, preflight
-from ..wire.answer_stream import AnswerStream
 from .images import READ_METHODS
 
 #: Bytes of text that are collected before they are sent: about a thousand extents. An image may have a million, whose

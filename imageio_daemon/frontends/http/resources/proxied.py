@@ -21,6 +21,7 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED, Transfer
 from ....units import MAX_OFFSET
+from ..connection.answer_stream import AnswerStream
 from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..proxy.body import PassedBody
@@ -31,7 +32,6 @@ from ..proxy.proxied_download import ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, close_if_wanted, exchange_of, is_closing, name_of, query_of, unmodified
 from ..responses import JSON, json_response, whole_headers
 from ..routes import Handler, Resource
-from ..wire.answer_stream import AnswerStream
 from .checksum import asks_list, names_range, parse_checksum
 from .extents import ExtentWriter
 from .finalize import parse_finalize

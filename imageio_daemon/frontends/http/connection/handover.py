@@ -22,12 +22,12 @@ from ....runtime.served import Count
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
 from .. import errors
-from ..wire.exchange import Exchange
-from ..wire.framing import RequestHead
-from ..wire.transport import ClientTransport
+from .exchange import Exchange
+from .framing import RequestHead
 from .lane_place import LanePlace, busy
 from .lane_service import LaneService
 from .ticket_terms import ticket_id
+from .transport import ClientTransport
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from ....operations.bounds import readable_size
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
-from ..wire.exchange import Exchange
-from ..wire.transport import ClientTransport
+from .exchange import Exchange
 from .ticket_terms import terms_of
+from .transport import ClientTransport
 
 
 class LaneService:
