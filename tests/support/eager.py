@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from imageio_daemon import cli
 from imageio_daemon.errors import Error
-from imageio_daemon.frontends.http.connection import connection, handover, ticket_terms
+from imageio_daemon.frontends.http.connection import connection, handover, lane_service
 from imageio_daemon.frontends.http.connection.framing import RequestHead
 from imageio_daemon.transfers.ticket import Access
 
@@ -35,7 +35,7 @@ class ToldHandover(handover.LaneHandover):
         if not head.plain or self._service is None:
             return
         with contextlib.suppress(Error):
-            transfer = self._service._store.authorize(ticket_terms.ticket_id(head), _METHODS[head.method])
+            transfer = self._service._store.authorize(lane_service.ticket_id(head), _METHODS[head.method])
             if transfer.ticket.proxied:
                 return
             image = transfer.opened

@@ -25,11 +25,10 @@ from ...storage.lending import Buffers
 from ...transfers.store import TransferStore
 from ...units import KiB
 from .answering import Answering
-from .connection.admission import HttpAdmission
 from .connection.connection import ServerConnection
 from .connection.framing import MAX_HEAD, RequestHead
 from .connection.lane_service import LaneService
-from .connection.shared import HttpShared
+from .connection.shared import HttpAdmission, HttpShared
 from .headers import parse_target
 from .proxy.way import all_closed
 from .request import READ_BUFFER

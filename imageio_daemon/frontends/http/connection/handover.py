@@ -25,8 +25,7 @@ from .. import errors
 from .exchange import Exchange
 from .framing import RequestHead
 from .lane_place import LanePlace, busy
-from .lane_service import LaneService
-from .ticket_terms import ticket_id
+from .lane_service import LaneService, ticket_id
 from .transport import ClientTransport
 
 log = logging.getLogger(__name__)

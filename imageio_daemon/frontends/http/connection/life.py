@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection does now, and its end: at once, or in order, after what the client still sends is discarded."""
+"""What a connection does now, and its end: at once, or in order, after what the client still sends is discarded.
 
+If a socket is closed while it has unread bytes, the kernel sends a reset, which overtakes the answer (RFC 9112 9.6). So
+the rest of the body is read and discarded first.
+"""
+
+import asyncio
 import enum
 
+from ....errors import InvalidRequest
 from ....net.watchdog import Watchdog
-from .discard import Discard
+from ....units import MiB
 from .handover import LaneHandover
 from .incoming import Incoming
 from .transport import ClientTransport
+
+#: Most bytes and seconds of what is discarded. A client that goes on for longer does not read the answer.
+DISCARD_BYTES = 64 * MiB
+DISCARD_SECONDS = 2.0
 
 
 class State(enum.Enum):
@@ -35,7 +45,8 @@ class ConnectionLife:
         self._incoming = incoming
         self._watchdog = watchdog
         self._handover = handover
-        self._discard: Discard | None = None
+        self._discarded = 0
+        self._timer: asyncio.TimerHandle | None = None  # while bytes are discarded
 
     @property
     def ends(self) -> bool:
@@ -80,9 +91,13 @@ class ConnectionLife:
 
     def discard(self, data: bytes) -> bool:
         """Discard received bytes if the connection is discarding. Return whether it is."""
-        if self._discard is None:
+        if self._timer is None:
             return False
-        self._discard.feed(data)
+        self._discarded += len(data)
+        if self._ends_with(data):
+            self.finish()
+        elif self._discarded > DISCARD_BYTES:
+            self._give_up()
         return True
 
     def lost(self) -> None:
@@ -96,8 +111,24 @@ class ConnectionLife:
 
     def _begin_discard(self) -> None:
         self.state = State.DISCARDING
-        self._discard = Discard(self._transport, self._incoming, ended=self.finish, too_much=self._give_up)
-        self._discard.start()
+        self._timer = asyncio.get_running_loop().call_later(DISCARD_SECONDS, self._give_up)
+        ahead = bytes(self._incoming.ahead)
+        self._incoming.ahead.clear()
+        self._transport.release_all()
+        self._transport.end_sending()
+        self.discard(ahead)
+
+    def _ends_with(self, data: bytes) -> bool:
+        """Tell whether these bytes have the end of the request's body."""
+        body = self._incoming.body
+        if body is None or body.ended:
+            return False
+        try:
+            body.take(data)
+        except InvalidRequest:
+            self._incoming.body = None  # where it ends is unknown from now on
+            return False
+        return body.ended
 
     def _give_up(self) -> None:
         self._stop_discarding()
@@ -105,6 +136,6 @@ class ConnectionLife:
         self.abort(self.reason)
 
     def _stop_discarding(self) -> None:
-        if self._discard is not None:
-            self._discard.stop()
-            self._discard = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

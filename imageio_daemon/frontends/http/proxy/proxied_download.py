@@ -7,8 +7,7 @@ from aiohttp import web
 
 from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
-from ..connection.answer_stream import AnswerStream
-from ..responses import range_headers, whole_headers
+from ..responses import AnswerStream, range_headers, whole_headers
 from .passed_answers import range_of, require_known, tag_of
 from .way import ProxiedAnswer, Way
 

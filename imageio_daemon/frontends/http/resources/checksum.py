@@ -23,10 +23,9 @@ from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....units import KiB
-from ..connection.answer_stream import AnswerStream
 from ..headers import parse_number
 from ..request import attach, query_of
-from ..responses import json_response
+from ..responses import AnswerStream, json_response
 from ..routes import Resource, preflight
 from .images import READ_METHODS
 

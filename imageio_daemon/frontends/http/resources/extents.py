@@ -13,10 +13,9 @@ from ....storage.backend import Context
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....units import KiB
-from ..connection.answer_stream import AnswerStream
 from ..headers import parse_choice
 from ..request import attach, query_of
-from ..responses import JSON
+from ..responses import JSON, AnswerStream
 from ..routes import Resource, preflight
 from .images import READ_METHODS
 

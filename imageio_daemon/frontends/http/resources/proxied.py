@@ -21,7 +21,6 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED, Transfer
 from ....units import MAX_OFFSET
-from ..connection.answer_stream import AnswerStream
 from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..proxy.body import PassedBody
@@ -30,7 +29,7 @@ from ..proxy.passed_answers import passed, read_whole, require_known, tag_of, te
 from ..proxy.passing import Passing
 from ..proxy.proxied_download import ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, close_if_wanted, exchange_of, is_closing, name_of, query_of, unmodified
-from ..responses import JSON, json_response, whole_headers
+from ..responses import JSON, AnswerStream, json_response, whole_headers
 from ..routes import Handler, Resource
 from .checksum import asks_list, names_range, parse_checksum
 from .extents import ExtentWriter
