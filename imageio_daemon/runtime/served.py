@@ -33,10 +33,6 @@ class Count(NamedTuple):
         """Return the sum."""
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def minus(self, other: "Count") -> "Count":
-        """Return the difference."""
-        return Count(*(a - b for a, b in zip(self, other, strict=True)))
-
 
 class Counted(Hashable, Protocol):
     """A connection, or a lane that serves one."""

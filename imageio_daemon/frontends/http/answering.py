@@ -8,7 +8,6 @@ from aiohttp.http import HttpVersion11
 
 from ...errors import PeerGone
 from ...runtime import request_log
-from ...runtime.request_activity import begin as begin_work
 from .carrying import SentByLane
 from .connection.sequence import RequestSequence
 from .cors import cors_headers
@@ -38,13 +37,11 @@ class Answering:
             connection = connection_of(request)
         except PeerGone:
             return web.Response()  # nothing is sent: the connection is lost
-        work = begin_work(connection.exchange.take_begun())
-        connection.exchange.begin(request.content.set_exception)
-        connection.exchange.served_by(work)
+        work = connection.exchange.begin(request.content.set_exception)
         response = await _response(request, handler, connection)
         connection.exchange.answered(response.status)
         await _send(request, response, connection)
-        connection.exchange.served_by(None)
+        connection.exchange.worker = None
         if connection.carried_out:  # the lane records the request itself
             return response
         request_log.tell(

@@ -44,7 +44,7 @@ class Connections:
 
         The status shows the service, the client (address and port, or `unix`), and what `doing` returns. Pass on_cancel
         for a connection that has to do something when the transfer ends: one of NBD ends, one of HTTP stays and closes
-        what it keeps for the transfer (ConnectionUsage.kept()). It is called, possibly more than once, when the
+        what it keeps for the transfer (Exchange.kept()). It is called, possibly more than once, when the
         transfer is cancelled or closes its image after the ticket's expiry, and must not end the connection at once.
         Raises TooManyConnections, and Canceled if the transfer was cancelled.
         """

@@ -14,11 +14,11 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from imageio_daemon.errors import NotFound
 from imageio_daemon.frontends.http import server as http_server
-from imageio_daemon.frontends.http.connection.answer_stream import AnswerStream
 from imageio_daemon.frontends.http.connection.connection import ServerConnection
 from imageio_daemon.frontends.http.connection.incoming import HEAD_READ
 from imageio_daemon.frontends.http.headers import MAX_JSON
 from imageio_daemon.frontends.http.request import READ_BUFFER, RequestBody, name_of, read_json
+from imageio_daemon.frontends.http.responses import AnswerStream
 from imageio_daemon.frontends.http.routes import Handler, Resource, Routes
 from imageio_daemon.frontends.http.server import SCRATCH, HttpServer
 from imageio_daemon.net import connection_limit
@@ -391,7 +391,7 @@ async def test_body_that_nobody_reads_is_not_collected(server: Server, service: 
     done, _ = await asyncio.wait([sending], timeout=0.3)
     assert not done
     (connection,) = server.connections
-    assert connection._usage.received <= HEAD_READ + SCRATCH + 2 * READ_BUFFER
+    assert connection._exchange.received <= HEAD_READ + SCRATCH + 2 * READ_BUFFER
     sending.cancel()
     service.leave.set()
 

@@ -24,7 +24,6 @@ from .life import ConnectionLife, State
 from .sequence import RequestSequence
 from .shared import HttpShared
 from .transport import ClientTransport
-from .usage import ConnectionUsage
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +36,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._watchdog = Watchdog(self._loop, shared.inactivity_timeout, self._waits_for_peer, self._timed_out)
         self._incoming = Incoming(shared.scratch, self._watchdog)
-        self._usage = ConnectionUsage(self._loop)
         self._transport: ClientTransport
         self._place: Place
+        self._exchange: Exchange
         self._handover: LaneHandover
         self._life: ConnectionLife
         self._requests: RequestSequence
@@ -47,10 +46,11 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve, or refuse if there are too many connections."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        self._transport = ClientTransport(transport, self._usage)
+        self._transport = ClientTransport(transport)
         refusal = self._take_place()
-        exchange = self._build()
-        self._shared.served.begin((exchange.service, By.PYTHON), self._usage)
+        self._build()
+        exchange = self._exchange
+        self._shared.served.begin((exchange.service, By.PYTHON), exchange)
         self._transport.watch_writing()
         self._watchdog.start(transport)
         if refusal is not None:
@@ -66,42 +66,40 @@ class ServerConnection(asyncio.BufferedProtocol):
             return e
         return None
 
-    def _build(self) -> Exchange:
+    def _build(self) -> None:
         """Make the parts that need the transport and the place."""
-        transport, incoming, usage, watchdog = self._transport, self._incoming, self._usage, self._watchdog
+        transport, incoming, watchdog = self._transport, self._incoming, self._watchdog
         service = self._shared.service_of(transport.address)
-        exchange = Exchange(transport, usage, incoming, watchdog, self._place, service)
-        self._handover = LaneHandover(self._shared.lanes, exchange, transport)
+        self._exchange = Exchange(transport, incoming, watchdog, self._place, service)
+        self._handover = LaneHandover(self._shared.lanes, self._exchange, transport)
         self._life = ConnectionLife(transport, incoming, watchdog, self._handover)
         self._requests = RequestSequence(
             self._shared,
             transport,
             incoming,
-            usage,
             watchdog,
-            exchange,
+            self._exchange,
             self._handover,
             self._life,
             self._give_away,
         )
-        return exchange
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything, and end what runs for this client."""
         self._watchdog.stop()
         self._life.lost()
-        self._usage.close()
-        self._shared.served.end(self._usage)
+        self._exchange.lost()
+        self._shared.served.end(self._exchange)
         self._place.leave()
         self._shared.admission.forget(self)
-        self._usage.add(self._handover.lost())
+        self._exchange.add(self._handover.lost())
         self._incoming.lost()
         self._transport.lost()
         self._requests.lost(exc)
-        fields = self._usage.fields()
+        fields = self._exchange.fields()
         log.info(
             "connection ended",
-            extra=logs.fields(client=self._requests.exchange.peer, **fields, reason=self._life.reason),
+            extra=logs.fields(client=self._exchange.peer, **fields, reason=self._life.reason),
         )
 
     # Reading
@@ -117,7 +115,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Pass a request's bytes on, and hold back those that follow it."""
         incoming, life = self._incoming, self._life
-        self._usage.received += len(data)
+        self._exchange.received += len(data)
         if life.state is State.SERVING and not incoming.ahead:
             data = incoming.feed(data)
         if not data or life.discard(data):

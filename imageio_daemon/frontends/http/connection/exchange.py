@@ -1,84 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a connection to the code that serves a request: a handler of aiohttp, or the start of a lane."""
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from ....errors import PeerGone
 from ....net.connection_limit import LOCAL, Place
 from ....net.watchdog import Watchdog
+from ....runtime import request_activity
 from ....runtime.audit_log import Caller
-from ....runtime.request_activity import RequestActivity, Worker
+from ....runtime.request_activity import Doing, RequestActivity, Worker
+from ....runtime.served import Count
 from ....transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
-from .usage import ConnectionUsage, Kept
+
+
+class Closable(Protocol):
+    """An object that closes without waiting."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+Kept = TypeVar("Kept", bound=Closable)
 
 
 class Exchange:
     """Connect the code that serves a request with its connection.
 
-    `service` is the name of the service, for counts. `is_local` tells whether the client is on a unix socket.
+    It has the transfers that the connection uses, with an object for each, and counts requests and bytes. `service` is
+    the name of the service, for counts. `is_local` tells whether the client is on a unix socket.
     """
 
     def __init__(
-        self,
-        transport: ClientTransport,
-        usage: ConnectionUsage,
-        incoming: Incoming,
-        watchdog: Watchdog,
-        place: Place,
-        service: str,
+        self, transport: ClientTransport, incoming: Incoming, watchdog: Watchdog, place: Place, service: str
     ) -> None:
         self.peer = transport.peer
         self.service = service
         self.is_local = transport.address == LOCAL
-        self._begun: RequestActivity | None = None
+        #: What serves the connection now, if anything: the activity of a running request, or a lane.
+        self.worker: Worker | None = None
+        #: A request that has begun before its handler, which goes on with it.
+        self.begun: RequestActivity | None = None
+        #: Requests of Python, and bytes that it has received.
+        self.requests = 0
+        self.received = 0
+        self._refused = 0
+        self._failed = 0
+        self._by_lanes = Count()
         self._transport = transport
-        self._usage = usage
         self._incoming = incoming
         self._watchdog = watchdog
         self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._opened = self._loop.time()
+        self._transfers: list[Transfer] = []
+        self._kept: dict[Transfer, Any] = {}  # Closable
 
     @property
     def caller(self) -> Caller:
         """Return who the client is, for events."""
         return self._transport.caller
 
-    def begin(self, on_body_error: Callable[[Exception], None]) -> None:
-        """Count a request. `on_body_error` is called if the body will not arrive, to end the handler's wait for it."""
-        self._usage.requests += 1
+    # A request
+
+    def begin(self, on_body_error: Callable[[Exception], None]) -> RequestActivity:
+        """Count the request that the running task serves from now on, and return its activity.
+
+        `on_body_error` is called if the body will not arrive, to end the handler's wait for it.
+        """
+        begun, self.begun = self.begun, None
+        self.worker = activity = request_activity.begin(begun)
+        self.requests += 1
         self._incoming.on_error(on_body_error)
-
-    def go_on(self, request: RequestActivity) -> None:
-        """Let the next handler go on with this request, which has begun before."""
-        self._begun = request
-
-    def take_begun(self) -> RequestActivity | None:
-        """Return, only once, the request of go_on(), or None if the request begins with its handler."""
-        begun, self._begun = self._begun, None
-        return begun
+        return activity
 
     def answered(self, status: int) -> None:
-        """Count the answer to the request."""
-        self._usage.answered(status)
-
-    def served_by(self, worker: Worker | None) -> None:
-        """Note what serves the connection now, if anything, for the status of its transfer."""
-        self._usage.worker = worker
-
-    def use(self, transfer: Transfer) -> None:
-        """Count the connection as one of the transfer's, and apply the inactivity timeout of the ticket.
-
-        Raises TooManyConnections, Forbidden.
-        """
-        self._usage.use(transfer, self.service, self.peer)
-        usage = self._usage
-        self._place.know(lambda: usage.has_ticket)
-        self._watchdog.timeout = transfer.ticket.inactivity_timeout
-
-    def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
-        """Return the object that the connection keeps for a transfer; see ConnectionUsage.kept()."""
-        return self._usage.kept(transfer, make)
+        """Count an answer that Python has given, by its HTTP status."""
+        self._refused += 400 <= status < 500
+        self._failed += status >= 500
 
     def require_alive(self) -> None:
         """Raise PeerGone if the client cannot receive an answer. Call this before a change begins.
@@ -101,3 +104,66 @@ class Exchange:
     def send_continue(self) -> None:
         """Tell the client to send its body (RFC 9110 10.1.1)."""
         self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # The transfers
+
+    def use(self, transfer: Transfer) -> None:
+        """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
+
+        The inactivity timeout of the ticket is in force from now on. Raises TooManyConnections, Forbidden.
+        """
+        if transfer not in self._transfers:
+            end = partial(self._loop.call_soon_threadsafe, partial(self._end, transfer))
+            transfer.connections.add(self, end, service=self.service, client=self.peer, doing=self._doing)
+            for old in [old for old in self._transfers if old.permission.canceled]:
+                old.connections.remove(self)
+                self._transfers.remove(old)
+            self._transfers.append(transfer)
+        self._place.know(self._has_ticket)
+        self._watchdog.timeout = transfer.ticket.inactivity_timeout
+
+    def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
+        """Return the object kept for a transfer of the connection, made at first use. It is closed when either ends."""
+        if transfer not in self._kept:
+            self._kept[transfer] = make()
+        kept: Kept = self._kept[transfer]
+        return kept
+
+    def _end(self, transfer: Transfer) -> None:
+        if (kept := self._kept.pop(transfer, None)) is not None:
+            kept.close()
+
+    def _doing(self) -> Doing | None:
+        worker = self.worker
+        return None if worker is None else worker.doing()
+
+    def _has_ticket(self) -> bool:
+        """Tell whether any transfer of the connection is in force."""
+        return any(transfer.in_force for transfer in tuple(self._transfers))
+
+    def lost(self) -> None:
+        """Remove the connection from its transfers. fields() may still be called."""
+        for transfer in self._transfers:
+            transfer.connections.remove(self)
+            self._end(transfer)
+
+    # Counts
+
+    def add(self, by_lane: Count) -> None:
+        """Add the requests and bytes of a lane."""
+        self._by_lanes = self._by_lanes.plus(by_lane)
+
+    def served(self) -> Count:
+        """Return the requests and bytes that Python has served, without those of lanes."""
+        return Count(self.requests, self.received, self._transport.sent, self._refused, self._failed)
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of the log line at the connection's end. `seconds` is the time since its start."""
+        served = self.served().plus(self._by_lanes)
+        return {
+            "requests": served.requests,
+            "received": served.received,
+            "sent": served.sent,
+            "seconds": round(self._loop.time() - self._opened, 3),
+            "transfers": ",".join(transfer.ticket.log_name for transfer in self._transfers),
+        }

@@ -181,7 +181,7 @@ class LaneHandover:
         self._opening = None
         self._given_back = task.cancelled() or task.exception() is not None
         if self._given_back:
-            self._exchange.go_on(request)
+            self._exchange.begun = request
         self._give_back(_untouched(received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: RequestHead, received: bytes) -> None:
@@ -200,14 +200,14 @@ class LaneHandover:
 
     def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = lane
-        self._exchange.served_by(lane)
+        self._exchange.worker = lane
         lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
         if transfer.permission.canceled:  # another thread did it before the lane had started
             lane.cancel()
 
     def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = None
-        self._exchange.served_by(None)
+        self._exchange.worker = None
         end = lane.end()
         self._given_back = end.other
         transfer.remove_lane(lane)

@@ -22,7 +22,6 @@ from .incoming import Incoming
 from .life import ConnectionLife, State
 from .shared import HttpShared
 from .transport import ClientTransport
-from .usage import ConnectionUsage
 
 
 class RequestSequence:
@@ -33,7 +32,6 @@ class RequestSequence:
         shared: HttpShared,
         transport: ClientTransport,
         incoming: Incoming,
-        usage: ConnectionUsage,
         watchdog: Watchdog,
         exchange: Exchange,
         handover: LaneHandover,
@@ -45,7 +43,6 @@ class RequestSequence:
         self._shared = shared
         self._transport = transport
         self._incoming = incoming
-        self._usage = usage
         self._watchdog = watchdog
         self._handover = handover
         self._life = life
@@ -118,7 +115,7 @@ class RequestSequence:
 
     def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
         """Send a head. Give the connection away in the next step of the loop, because the caller still uses it now."""
-        self._usage.answered(HTTPStatus.SWITCHING_PROTOCOLS)
+        self.exchange.answered(HTTPStatus.SWITCHING_PROTOCOLS)
         self._transport.write(head)
         asyncio.get_running_loop().call_soon(self._give_away, adopt)
 
@@ -223,7 +220,7 @@ class RequestSequence:
 
     def _resume(self, state: State, end: Returned) -> bool:
         """Go on, in the state, after a lane has given the connection back. Return False if it is lost or cut."""
-        self._usage.add(end.served)
+        self.exchange.add(end.served)
         if self._life.state is not State.HANDED_OVER:
             return False
         self._life.state = state
@@ -245,9 +242,9 @@ class RequestSequence:
 
     def _answer(self, response: web.Response, *, close: bool, to: str = "") -> None:
         """Answer a request without aiohttp. If its method `to` is HEAD, the answer has no body."""
-        self._usage.requests += 1
+        self.exchange.requests += 1
         self._life.state = State.SERVING
-        self._usage.answered(response.status)
+        self.exchange.answered(response.status)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))
         self.answered(close=close)

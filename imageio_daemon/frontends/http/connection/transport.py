@@ -11,7 +11,6 @@ from ....net.connection_limit import LOCAL
 from ....net.tls_socket import TlsSocket
 from ....net.transports import pause_when_anything_waits
 from ....runtime.audit_log import Caller
-from .usage import ConnectionUsage
 
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
@@ -45,12 +44,12 @@ _GONE = _Gone()
 class ClientTransport:
     """The transport of one client. It pauses reading while there is a reason to, and counts the bytes it sends."""
 
-    def __init__(self, transport: asyncio.Transport, usage: ConnectionUsage) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self.asyncio_transport = transport
         self.tls = transport.get_extra_info("sslcontext") is not None
         #: Whether asyncio's transport holds bytes that the socket did not take.
         self.writing_paused = False
-        self._usage = usage
+        self.sent = 0
         self._holds: set[str] = set()
 
     @property
@@ -147,7 +146,7 @@ class ClientTransport:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes, unless the transport is closing. The transport may keep a reference to them."""
         if not self.is_closing:
-            self._usage.sent += len(data)
+            self.sent += len(data)
             self.asyncio_transport.write(data)
 
     # The end
