@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one server, with their places in the limit, until the server has stopped."""
+"""The open connections of one server: each has a place within the limit, and ends when the server stops."""
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Protocol
 
 from ..errors import STOPPING, Unavailable
-from .connection_limit import ConnectionLimit, Place
-
-_C = TypeVar("_C")
+from .connection_limit import ConnectionLimit, Place, Stage
 
 
-class Admission(Generic[_C]):
-    """Keep the connections of one server, and their places. What ends them is the frontend's."""
+class Admitted(Protocol):
+    """A connection."""
+
+    def shut_down(self) -> None:
+        """Finish the running requests, refuse new ones, and close."""
+
+    def abort(self, reason: str) -> None:
+        """Close the connection now, without waiting for storage. `reason` is for the log."""
+
+
+class Admission:
+    """Keep the connections of one server, and their places."""
 
     def __init__(self, limit: ConnectionLimit) -> None:
-        self._limit = limit
-        self._connections: dict[_C, Place] = {}
+        self.limit = limit
+        self._connections: dict[Admitted, Place] = {}
         self._empty = asyncio.Event()
         self._stopping = False
 
@@ -29,7 +38,25 @@ class Admission(Generic[_C]):
         if self._stopping:
             raise Unavailable(STOPPING)
 
-    def forget(self, connection: _C) -> None:
+    def enter(self, connection: Admitted, stage: Stage, address: str, drop: Callable[[], object]) -> Place:
+        """Return a place for a connection. For the parameters and errors see ConnectionLimit.enter().
+
+        Also raises Unavailable while the server stops.
+        """
+        self.require_running()
+        self._connections[connection] = place = self.limit.enter(stage, address, drop)
+        self._empty.clear()
+        return place
+
+    def replace(self, connection: Admitted, successor: Admitted, drop: Callable[[], object]) -> None:
+        """Give a connection's place to another object, which serves the same client from now on."""
+        place = self._connections.pop(connection)
+        place.drop = drop
+        self._connections[successor] = place
+        if self._stopping:
+            successor.shut_down()
+
+    def forget(self, connection: Admitted) -> None:
         """Give the place of a connection back, if it has one. Later calls do nothing."""
         place = self._connections.pop(connection, None)
         if place is not None:
@@ -37,17 +64,20 @@ class Admission(Generic[_C]):
             if not self._connections:
                 self._empty.set()
 
-    def _keep(self, connection: _C, place: Place) -> Place:
-        self._connections[connection] = place
-        self._empty.clear()
-        return place
-
-    async def _until_empty(self, until: float) -> bool:
-        """Wait until no connection is left, at most until this time of the loop. Tell whether none is."""
+    async def finish(self, timeout: float) -> bool:
+        """Shut all connections down, and wait at most `timeout` seconds for their end. Return whether none is left."""
+        self._stopping = True
+        for connection in list(self._connections):
+            connection.shut_down()
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(timeout):
                 if self._connections:
                     await self._empty.wait()
         except TimeoutError:
             return False
         return True
+
+    def cut_off(self) -> None:
+        """Abort the connections that are left."""
+        for connection in list(self._connections):
+            connection.abort("shutdown")

@@ -15,6 +15,7 @@ from ...errors import Error
 from ...lanes.shared import Lanes
 from ...monitoring.exposition import Exposition
 from ...monitoring.health import Health
+from ...net.admission import Admission
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
@@ -28,7 +29,7 @@ from .answering import Answering
 from .connection.connection import ServerConnection
 from .connection.framing import MAX_HEAD, RequestHead
 from .connection.lane_service import LaneService
-from .connection.shared import HttpAdmission, HttpShared
+from .connection.shared import HttpShared
 from .headers import parse_target
 from .proxy.way import all_closed
 from .request import READ_BUFFER
@@ -87,10 +88,11 @@ class HttpServer:
     ) -> None:
         self.limit = limit
         self._routes = routes
-        self._admission = HttpAdmission(limit, trusts=trusts)
+        self._admission = Admission(limit)
         self._shared = HttpShared(
             inactivity_timeout=inactivity_timeout,
             admission=self._admission,
+            trusts=trusts,
             make_handler=self._make_handler,
             direct=self._direct,
             lanes=lanes,
@@ -135,7 +137,11 @@ class HttpServer:
 
     async def stop(self, timeout: float) -> None:
         """Do as finish(). Then, or when the wait is cancelled, cut the connections whose requests still run."""
-        await self._admission.stop(timeout)
+        try:
+            if not await self._admission.finish(timeout):
+                log.warning("%d requests are cut off", self._admission.count)
+        finally:
+            self._admission.cut_off()
         if self._runner is not None:
             await self._runner.cleanup()
         await all_closed()

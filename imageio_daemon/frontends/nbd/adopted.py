@@ -7,11 +7,13 @@ import dataclasses
 from ...errors import DENIED, Forbidden
 from ...lanes.nbd import NbdLane
 from ...nbdproto.agreement import Export, FindExport
+from ...net.admission import Admission
+from ...net.tls_handshake import Handshakes
 from ...transfers.transfer import Transfer
 from . import exports
 from .exports import Attachment
 from .handshake import ServerHandshake
-from .shared import NbdShared
+from .options import NbdOptions
 
 
 class AdoptedHandshake(ServerHandshake):
@@ -21,11 +23,13 @@ class AdoptedHandshake(ServerHandshake):
     TooManyConnections, Forbidden.
     """
 
-    def __init__(self, shared: NbdShared, transfer: Transfer, client: str) -> None:
-        super().__init__(shared)
-        shared.options.lanes.require_room(NbdLane)
+    def __init__(
+        self, options: NbdOptions, admission: Admission, handshakes: Handshakes, transfer: Transfer, client: str
+    ) -> None:
+        super().__init__(options, admission, handshakes)
+        options.lanes.require_room(NbdLane)
         self._transfer = transfer
-        self._attachment = Attachment(transfer, shared.options.name, client)
+        self._attachment = Attachment(transfer, options.name, client)
 
     def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
         """Begin on a connection whose reading is paused. `received` has the client's first bytes of this protocol."""

@@ -55,11 +55,6 @@ class LaneSession:
         self._on_lost = on_lost
         self._leaving = False
 
-    @property
-    def negotiates(self) -> bool:
-        """Return False: the negotiation has ended."""
-        return False
-
     def start(self, rest: bytes, reply: bytes) -> None:
         """Start the lane. It sends the reply to the last option, and reads `rest`, the bytes received after that."""
         if self._hand_over(rest, reply):

@@ -3,52 +3,54 @@
 
 import asyncio
 import logging
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import cast
 
-from ...errors import Error, StorageError, TooManyConnections
+from ...errors import Error, StorageError, TooManyConnections, Unavailable
 from ...lanes.nbd import NbdLane
 from ...lanes.shared import MAX_STAGED
 from ...nbdproto.agreement import Close, Event, Export, FindExport, StartTls, Transmit
 from ...nbdproto.server_negotiation import ServerNegotiation
-from ...net.connection_limit import LOCAL, Place
+from ...net.admission import Admission
+from ...net.connection_limit import LOCAL, Place, Stage
+from ...net.tls_handshake import Handshakes
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
 from ...runtime import logs
 from ...runtime.request_activity import begin as begin_work
-from ...storage.backend import Backend
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from . import exports
 from .errors import refusal
 from .exports import Attachment
 from .handover import LaneSession
-from .shared import NbdShared
+from .options import PREFERRED_BLOCK, NbdOptions
 
 log = logging.getLogger(__name__)
 
-#: The preferred block size, in bytes (proto.md, "Block size constraints"). nbdcopy also looks for zeros in pieces of
-#: this size. Small pieces stay in the caches of the processor. Measured with nbdcopy and 512 MiB, in MiB/s, with 1 MiB
-#: and 256 KiB. tmpfs, 7 rounds: 1 connection, downloads 1308 and 1289, uploads 803 and 881; 4 connections, downloads
-#: 1642 and 1775, uploads 1152 and 1120. Disk, 21 rounds: 1 connection, downloads 560 and 608, uploads 754 and 754;
-#: 4 connections, downloads 588 and 651, uploads 741 and 770.
-PREFERRED_BLOCK = 256 * KiB
 #: Seconds that storage may take to open an image, in addition to the client's time. Backends give up before, unless a
 #: file system hangs.
 OPEN_TIMEOUT = 60.0
+#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option has the
+#: reason. The daemon's stop takes this much longer.
+GRACE = 0.25
 #: Most bytes of one receive. Options are small.
 RECEIVE = 16 * KiB
 
 
 class ServerHandshake(asyncio.BufferedProtocol):
-    """Negotiate with one client, then hand the connection over to a lane."""
+    """Negotiate with one client, then hand the connection over to a lane.
 
-    def __init__(self, shared: NbdShared) -> None:
-        self._options = options = shared.options
-        self._admission = shared.admission
-        self._handshakes = shared.handshakes
+    `handshakes` does those of TLS. Its poller also has connections that lanes have served, for their last second; see
+    Poller.linger().
+    """
+
+    def __init__(self, options: NbdOptions, admission: Admission, handshakes: Handshakes) -> None:
+        self._options = options
+        self._admission = admission
+        self._handshakes = handshakes
         self._negotiation = ServerNegotiation(
             preferred=PREFERRED_BLOCK,
             tls=options.tls,
@@ -63,17 +65,14 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._timeout = asyncio.timeout(None)
         self._attachment: Attachment | None = None
         self._place: Place | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._secure = False
         self._peer = "unix"
 
-    @property
-    def negotiates(self) -> bool:
-        """Return True: the negotiation has not ended."""
-        return True
-
     def shut_down(self) -> None:
-        """Answer the client's next option with NBD_REP_ERR_SHUTDOWN."""
+        """Answer the client's next option with NBD_REP_ERR_SHUTDOWN, and close after GRACE seconds."""
         self._negotiation.stopping = True
+        self._grace = self._grace or asyncio.get_running_loop().call_later(GRACE, self.abort, "shutdown")
 
     def abort(self, reason: str) -> None:
         """Close the connection now. `reason` is for the log."""
@@ -96,12 +95,14 @@ class ServerHandshake(asyncio.BufferedProtocol):
         peer, address = self._transport.get_extra_info("peername"), LOCAL
         if isinstance(peer, tuple):
             self._peer, address = f"{peer[0]}:{peer[1]}", str(peer[0])
-        self._place = self._admission.admit(self, address)
-        if self._place is None:
+        try:
+            self._place = self._admission.enter(self, Stage.SILENT, address, self._dropper(self))
+        except Unavailable:
+            log.info("connection refused: the server stops")
             self._transport.abort()
             return
         # A mounted disk may be idle for hours. Only TCP keep-alive probes find out that its client is gone (tcp(7)).
-        keep_alive(self._socket)
+        keep_alive(self._transport.get_extra_info("socket"))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -235,11 +236,6 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._secure = True
         return self
 
-    @property
-    def _socket(self) -> socket.socket:
-        found: socket.socket = self._transport.get_extra_info("socket")
-        return found
-
     async def _transmit(self, event: Transmit) -> None:
         attachment = self._attachment
         if attachment is None:
@@ -250,13 +246,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
             self._transport.write(reply)
             reply = b""
         await self._sent.wait()  # detached() needs a transport without unsent bytes
-        session = self._session(attachment, backend, event)
-        self._attachment = None
-        self._admission.replace(self, session)
-        session.start(event.rest, reply)
-
-    def _session(self, attachment: Attachment, backend: Backend, event: Transmit) -> LaneSession:
-        return LaneSession(
+        session = LaneSession(
             attachment,
             backend,
             self._options.lanes,
@@ -268,6 +258,11 @@ class ServerHandshake(asyncio.BufferedProtocol):
             timeout=attachment.transfer.ticket.inactivity_timeout,
             on_lost=self._admission.forget,
         )
+        self._attachment = None
+        if self._grace is not None:
+            self._grace.cancel()
+        self._admission.replace(self, session, self._dropper(session))
+        session.start(event.rest, reply)
 
     def _send(self) -> None:
         output = self._negotiation.take_output()
@@ -286,7 +281,14 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._transport.abort()
         self._leave()
 
+    @staticmethod
+    def _dropper(connection: "ServerHandshake | LaneSession") -> Callable[[], object]:
+        """Return a function that aborts a connection in the next step of the loop, because another needs its place."""
+        return partial(asyncio.get_running_loop().call_soon, connection.abort, "limit")
+
     def _leave(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
         self._detach()
         self._admission.forget(self)
 

@@ -2,18 +2,21 @@
 """The NBD services: a server for TCP, one for the unix socket, and those of connections that were HTTP."""
 
 import dataclasses
+import logging
 
 from ...config.config import Config
 from ...lanes.shared import Lanes
 from ...nbdproto.server_negotiation import Tls
+from ...net.admission import Admission
 from ...net.connection_limit import ConnectionLimit
 from ...net.tls_handshake import Handshakes
 from ...transfers.store import TransferStore
 from ...transfers.transfer import Transfer
-from .admission import NbdAdmission
 from .adopted import AdoptedHandshake
 from .handshake import ServerHandshake
-from .shared import MakeContext, NbdOptions, NbdShared
+from .options import MakeContext, NbdOptions
+
+log = logging.getLogger(__name__)
 
 #: The services of HTTP whose connections may become NBD.
 UPGRADED = ("remote", "local")
@@ -64,8 +67,8 @@ class NbdServer:
 
     def __init__(self, options: NbdOptions, limit: ConnectionLimit, handshakes: Handshakes) -> None:
         self.limit = limit
-        self._admission = NbdAdmission(limit)
-        self._shared = NbdShared(options, self._admission, handshakes)
+        self._admission = Admission(limit)
+        self._shared = options, self._admission, handshakes
 
     async def start(self) -> None:
         """Do nothing: there is nothing to prepare."""
@@ -77,7 +80,7 @@ class NbdServer:
 
     def connection(self) -> ServerHandshake:
         """Return the protocol of a new connection."""
-        return ServerHandshake(self._shared)
+        return ServerHandshake(*self._shared)
 
     def prepare(self, transfer: Transfer, client: str) -> AdoptedHandshake:
         """Return the protocol of a connection that becomes the export of one ticket. `client` is its address.
@@ -86,14 +89,16 @@ class NbdServer:
         server stops.
         """
         self._admission.require_running()
-        return AdoptedHandshake(self._shared, transfer, client)
+        return AdoptedHandshake(*self._shared, transfer, client)
 
     async def finish(self, timeout: float) -> None:
         """Read no more requests, wait at most `timeout` seconds for running ones, and close all connections.
 
         A request that has not ended then gets no answer. A client that connects again sends it to the next process.
         """
-        await self._admission.stop(timeout)
+        if not await self._admission.finish(timeout):
+            log.debug("%d connections still open", self.connections)
+        self._admission.cut_off()
 
     async def stop(self, timeout: float) -> None:
         """Do as finish()."""

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from imageio_daemon.frontends.nbd.options import NbdOptions
 from imageio_daemon.frontends.nbd.server import NbdServer
-from imageio_daemon.frontends.nbd.shared import NbdOptions
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ....errors import Error
-from ....net.connection_limit import Place
+from ....net.connection_limit import Place, Stage
 from ....net.watchdog import Watchdog
 from ....runtime import logs
 from ....runtime.served import By
@@ -60,10 +60,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Take a place. If the connection cannot be served, return the reason, and take a place for its refusal."""
         admission, address = self._shared.admission, self._transport.address
         try:
-            self._place = admission.admit(self, address, self._drop_soon)
+            self._place = admission.enter(self, Stage.STRANGER, address, self._drop_soon)
         except Error as e:
-            self._place = admission.refuse(address, self._drop_soon)
+            self._place = admission.limit.enter(Stage.REFUSED, address, self._drop_soon)
             return e
+        if self._shared.trusts:
+            self._place.know(lambda: True)
         return None
 
     def _build(self) -> None:
@@ -162,13 +164,13 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     # Its place
 
-    def close_when_idle(self) -> None:
+    def shut_down(self) -> None:
         """Finish the running request, then close."""
         self._requests.close_when_idle()
 
-    def cut_off(self) -> None:
+    def abort(self, reason: str) -> None:
         """Cut the connection because the server ends, even if a lane still has it."""
-        self._life.cut_off()
+        self._life.cut_off(reason)
 
     def _drop_soon(self) -> None:
         """End the connection, in a later step of the loop: the caller is another connection, which needs the place."""

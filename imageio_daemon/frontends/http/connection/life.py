@@ -61,9 +61,9 @@ class ConnectionLife:
         else:
             self._cut()
 
-    def cut_off(self) -> None:
-        """Cut the connection because the server ends, without waiting for a lane, whose storage may hang."""
-        self.abort("shutdown")
+    def cut_off(self, reason: str) -> None:
+        """Cut the connection without waiting for a lane, whose storage may hang."""
+        self.abort(reason)
         self._cut()
 
     def close(self, reason: str) -> None:
