@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack and unpack messages of the transmission phase. Numbers are big-endian (proto.md, "Transmission")."""
 
-from struct import Struct, unpack_from
+from struct import Struct
 from typing import NamedTuple, Self
 
 from .constants import CHUNK, DONE, EXTENDED_CHUNK, EXTENDED_REQUEST, MAX_ERROR_TEXT, REQUEST, SIMPLE_REPLY, Chunk
@@ -130,23 +130,6 @@ def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:
     """Return the id of the context, and the length and status of each extent. Raises ValueError."""
-    count, context_id = _extents_head(payload, extended=extended)
-    lengths, statuses = unpack_statuses(payload, count, extended=extended)
-    if 0 in lengths:
-        raise ValueError("empty extent")
-    return context_id, list(zip(lengths, statuses, strict=True))
-
-
-def unpack_statuses(payload: bytes, most: int, *, extended: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the lengths and the statuses of the first extents, at most `most` of them. Raises ValueError."""
-    count, _ = _extents_head(payload, extended=extended)
-    head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
-    numbers = unpack_from(f">{2 * min(count, most)}{form.format[-1]}", payload, head.size)
-    return numbers[::2], numbers[1::2]
-
-
-def _extents_head(payload: bytes, *, extended: bool) -> tuple[int, int]:
-    """Return the number of extents and the id of the context. Raises ValueError."""
     head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
     count, left = divmod(len(payload) - head.size, form.size)
     if count < 1 or left:
@@ -154,7 +137,10 @@ def _extents_head(payload: bytes, *, extended: bool) -> tuple[int, int]:
     context_id, *told = head.unpack_from(payload)
     if told and told[0] != count:
         raise ValueError(f"status chunk of {count} extents says {told[0]}")
-    return count, context_id
+    extents: list[tuple[int, int]] = list(form.iter_unpack(memoryview(payload)[head.size :]))
+    if any(not length for length, _ in extents):
+        raise ValueError("empty extent")
+    return context_id, extents
 
 
 def clean_text(text: str) -> bytes:
