@@ -25,7 +25,7 @@ from .monitoring.health import Health
 from .monitoring.liveness import Liveness
 from .monitoring.metrics import Metrics, Watched
 from .net import tls_contexts
-from .net.accepting import Acceptor, Listener
+from .net.accepting import Acceptor
 from .net.connection_limits import ConnectionLimits
 from .net.service_sockets import ServiceSockets
 from .net.serving import Server, Serving
@@ -152,11 +152,11 @@ class Daemon:
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
 
-    async def _start(self) -> list[Listener]:
+    async def _start(self) -> list[Acceptor]:
         """Serve on all sockets."""
         servers = self._make_servers()
         await self._serving.start(set(servers.values()))
-        listening: list[Listener] = []
+        listening: list[Acceptor] = []
         for listened in self._sockets:
             # NBD starts TLS in its negotiation, by STARTTLS.
             secure = self._tls if listened.service == "remote" else None
@@ -251,7 +251,7 @@ class Daemon:
         if not left:
             self._ends.set()
 
-    async def _stop(self, listening: Sequence[Listener]) -> int:
+    async def _stop(self, listening: Sequence[Acceptor]) -> int:
         timeout = self._reloading.config.daemon.shutdown_timeout
         self._supervision.stopping(timeout + ENDING_TIMEOUT + 4 * STATE_TIMEOUT)
         deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT

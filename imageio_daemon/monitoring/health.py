@@ -6,7 +6,7 @@ Storage does not count: a server that hangs does not concern transfers of images
 
 from collections.abc import Sequence
 
-from ..net.accepting import Listener
+from ..net.accepting import Acceptor
 from ..runtime.degraded import Degraded
 from ..transfers.store import TransferStore
 from .liveness import Liveness
@@ -26,9 +26,9 @@ class Health:
         self._liveness = liveness
         self._degraded = degraded
         self._started = False
-        self._listeners: Sequence[tuple[str, Listener]] = ()
+        self._listeners: Sequence[tuple[str, Acceptor]] = ()
 
-    def serves(self, listeners: Sequence[tuple[str, Listener]]) -> None:
+    def serves(self, listeners: Sequence[tuple[str, Acceptor]]) -> None:
         """Note that the daemon serves. Pass its listeners with the names of their services."""
         self._started, self._listeners = True, listeners
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
 
 from . import tls_contexts
 from .connection_limit import LOCAL
@@ -23,18 +22,6 @@ ACCEPT_PAUSE = 1.0
 WARNING_INTERVAL = 60.0
 #: Most connections that are accepted in one step of the loop, so that others are served in between. 64 take 4 ms.
 MOST_ACCEPTED = 64
-
-
-class Listener(Protocol):
-    """The acceptor of a listening socket's connections."""
-
-    def is_serving(self) -> bool:
-        """Tell whether connections are accepted."""
-        ...
-
-    def close(self) -> None:
-        """Close the listening socket."""
-        ...
 
 
 class Acceptor:

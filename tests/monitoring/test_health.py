@@ -10,15 +10,15 @@ import pytest
 from imageio_daemon.monitoring import health
 from imageio_daemon.monitoring.health import Health
 from imageio_daemon.monitoring.liveness import Liveness
-from imageio_daemon.net.accepting import Listener
+from imageio_daemon.net.accepting import Acceptor
 from imageio_daemon.runtime.degraded import Degraded, Feature
 from imageio_daemon.transfers.store import TransferStore
 
 FINE: dict[str, str] = {"service": "", "listeners": "", "lanes": "", **dict.fromkeys(Feature, "")}
 
 
-def listener(*, serves: bool = True) -> Listener:
-    return cast(Listener, SimpleNamespace(is_serving=lambda: serves))
+def listener(*, serves: bool = True) -> Acceptor:
+    return cast(Acceptor, SimpleNamespace(is_serving=lambda: serves))
 
 
 def store(*, drains: bool = False) -> TransferStore:
