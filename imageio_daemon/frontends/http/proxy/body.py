@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a client's request, passed on to the other server while it arrives."""
+"""The body of a client's request, passed on to the other server while it arrives, and waits for that server."""
 
 import asyncio
 
@@ -10,10 +10,29 @@ from ....errors import Error, OutOfRange, Truncated, WaySilent
 from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
 from ..request import RequestBody
-from .waits import Waits
 
 #: Most seconds for sending one piece of at most 64 KiB.
 DATA_TIMEOUT = 60.0
+
+
+class Waits:
+    """Note for an operation whether it waits for the other server: for the status and the log, it waits for storage."""
+
+    def __init__(self, op: Operation) -> None:
+        self._op = op
+        self._there = False
+
+    def begin(self) -> None:
+        """Begin to wait. This has no effect while the operation waits."""
+        if not self._there:
+            self._there = True
+            self._op.retain()
+
+    def end(self) -> None:
+        """End the wait. This has no effect if the operation does not wait."""
+        if self._there:
+            self._there = False
+            self._op.release()
 
 
 class PassedBody(aiohttp.Payload):

@@ -22,8 +22,7 @@ from ....storage.backend import Operation
 from ....units import KiB
 from ....urls.hosts import certified, told
 from ....urls.http import HttpAddress
-from .body import PassedBody
-from .waits import Waits
+from .body import PassedBody, Waits
 
 #: Most seconds for connecting by TCP and TLS.
 CONNECT_TIMEOUT = 10.0
