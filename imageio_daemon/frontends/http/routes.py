@@ -22,6 +22,10 @@ NAME = "name"
 PATTERN = "pattern"
 
 
+#: The methods of resources that only tell something.
+READ_METHODS = ("OPTIONS", "GET")
+
+
 @dataclass(frozen=True)
 class Resource:
     """One kind of resource: the handler of each method, and the methods in the Allow field of its answers.
@@ -99,3 +103,8 @@ def preflight(methods: tuple[str, ...]) -> Handler:
         return web.Response(headers={"Allow": ",".join(methods)})
 
     return options
+
+
+def readable(get: Handler) -> Resource:
+    """Return a resource that only tells something, also to pages of other origins."""
+    return Resource({"OPTIONS": preflight(READ_METHODS), "GET": get}, READ_METHODS, READ_METHODS)

@@ -33,11 +33,11 @@ from .connection.shared import HttpShared
 from .headers import parse_target
 from .proxy.way import all_closed
 from .request import READ_BUFFER
-from .resources.checksum import Checksums
+from .resources.checksum import Checksums, list_algorithms
 from .resources.control import ControlResources
 from .resources.extents import Extents
 from .resources.finalize import Finalize
-from .resources.images import READ_METHODS, Images
+from .resources.images import Images
 from .resources.local import LocalService
 from .resources.monitoring import Monitoring
 from .resources.page import Page
@@ -45,7 +45,7 @@ from .resources.proxied import Proxied
 from .resources.tickets import Tickets
 from .resources.upgrade import NbdService, Upgrades
 from .responses import json_response
-from .routes import Resource, Routes, preflight
+from .routes import Routes, readable
 
 log = logging.getLogger(__name__)
 
@@ -196,17 +196,18 @@ def images_server(
         max_connections=config.daemon.max_connections,
         local=local,
     )
-    checksums = Checksums(store, buffers, hashing)
     proxied = Proxied(store, images, peer_tls, max_connections=config.daemon.max_connections, local=local)
     routes = Routes(
         {
             "/images/{}": proxied.images(Upgrades(store, nbd).images(images.resource())),
-            "/images/{}/extents": proxied.extents(Extents(store).resource()),
-            "/images/{}/finalize": proxied.finalize(finalize.resource()),
-            "/images/{}/checksum": proxied.checksum(checksums.resource()),
-            "/images/{}/checksum/algorithms": checksums.list_resource(),
+            "/images/{}/extents": proxied.around(readable(Extents(store).get), {"GET": proxied.get_extents}),
+            "/images/{}/finalize": proxied.around(readable(finalize.get), {"GET": proxied.get_finalize}),
+            "/images/{}/checksum": proxied.around(
+                readable(Checksums(store, buffers, hashing).get), {"GET": proxied.get_checksum}
+            ),
+            "/images/{}/checksum/algorithms": readable(list_algorithms),
             "/local/{}": local.resource(),
-            "/info/": Resource({"OPTIONS": preflight(READ_METHODS), "GET": _info}, READ_METHODS, READ_METHODS),
+            "/info/": readable(_info),
             **(page.resources() if page is not None else {}),
         }
     )

@@ -26,8 +26,6 @@ from ....units import KiB
 from ..headers import parse_number
 from ..request import attach, query_of
 from ..responses import AnswerStream, json_response
-from ..routes import Resource, preflight
-from .images import READ_METHODS
 
 #: A JSON object on each line (jsonlines.org).
 JSON_LINES = "application/jsonl"
@@ -46,14 +44,6 @@ class Checksums:
         self._store = store
         self._buffers = buffers
         self._hashing = hashing
-
-    def resource(self) -> Resource:
-        """Return the resource `/images/{}/checksum`."""
-        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
-
-    def list_resource(self) -> Resource:
-        """Return the resource `/images/{}/checksum/algorithms`."""
-        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the checksum of the image or of a range, or with the list of the digests of its blocks.
@@ -84,9 +74,10 @@ class Checksums:
             answer |= {"offset": wanted.offset, "length": length}
         return json_response(answer)
 
-    async def list_all(self, _: web.Request) -> web.Response:
-        """Answer GET with the names of the algorithms. It needs no ticket."""
-        return json_response({"algorithms": ALGORITHMS})
+
+async def list_algorithms(_: web.Request) -> web.Response:
+    """Answer GET with the names of the algorithms. It needs no ticket."""
+    return json_response({"algorithms": ALGORITHMS})
 
 
 def parse_checksum(query: Mapping[str, str]) -> WantedChecksum:

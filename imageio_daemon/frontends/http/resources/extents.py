@@ -16,8 +16,6 @@ from ....units import KiB
 from ..headers import parse_choice
 from ..request import attach, query_of
 from ..responses import JSON, AnswerStream
-from ..routes import Resource, preflight
-from .images import READ_METHODS
 
 #: Bytes of text that are collected before they are sent: about a thousand extents. An image may have a million, whose
 #: text is never in memory as a whole.
@@ -29,10 +27,6 @@ class Extents:
 
     def __init__(self, store: TransferStore) -> None:
         self._store = store
-
-    def resource(self) -> Resource:
-        """Return the resource `/images/{}/extents`."""
-        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the list of extents. The query has the context: `zero`, `dirty` or `durable`.

@@ -14,9 +14,7 @@ from ....transfers.transfer import FINALIZED
 from .. import errors
 from ..request import attach, query_of
 from ..responses import json_response
-from ..routes import Resource, preflight
 from .checksum import require_algorithm, require_block_size
-from .images import READ_METHODS
 
 
 class Finalize:
@@ -25,10 +23,6 @@ class Finalize:
     def __init__(self, store: TransferStore, finalizer: Finalizer) -> None:
         self._store = store
         self._finalizer = finalizer
-
-    def resource(self) -> Resource:
-        """Return the resource `/images/{}/finalize`."""
-        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
 
     async def patch(self, request: web.Request, document: dict[str, Any]) -> web.Response:
         """Verify an image, and make its ticket read-only. `document` is the JSON of a PATCH with the op finalize.

@@ -44,10 +44,9 @@ from ..request import (
     waits_for_continue,
 )
 from ..responses import json_response, range_headers, whole_headers
-from ..routes import Resource
+from ..routes import READ_METHODS, Resource
 from .local import LocalService
 
-READ_METHODS = ("OPTIONS", "GET")
 WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 

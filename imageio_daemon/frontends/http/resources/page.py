@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from ..routes import Handler, Resource, preflight
+from ..routes import READ_METHODS, Handler, Resource, preflight
 
 #: The folder with the files of the page. It is not a Python package.
 FOLDER = Path(__file__).parent.parent / "page"
@@ -44,8 +44,6 @@ SAFE = {
 #: at an address never changes.
 DOCUMENT_CACHE = "no-cache"
 FILE_CACHE = "public, max-age=31536000, immutable"
-
-_METHODS = ("OPTIONS", "GET")
 
 
 class Page:
@@ -80,5 +78,5 @@ def _resource(content: bytes, name: str, cache: str) -> Resource:
     async def get(_: web.Request) -> web.Response:
         return web.Response(headers=fields, body=content)
 
-    handlers: dict[str, Handler] = {"OPTIONS": preflight(_METHODS), "GET": get, "HEAD": get}
-    return Resource(handlers, _METHODS)
+    handlers: dict[str, Handler] = {"OPTIONS": preflight(READ_METHODS), "GET": get, "HEAD": get}
+    return Resource(handlers, READ_METHODS)

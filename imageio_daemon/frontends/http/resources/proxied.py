@@ -30,13 +30,12 @@ from ..proxy.passing import Passing
 from ..proxy.proxied_download import ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, close_if_wanted, exchange_of, is_closing, name_of, query_of, unmodified
 from ..responses import JSON, AnswerStream, json_response, whole_headers
-from ..routes import Handler, Resource
+from ..routes import READ_METHODS, Handler, Resource
 from .checksum import asks_list, names_range, parse_checksum
 from .extents import ExtentWriter
 from .finalize import parse_finalize
 from .images import (
     READ_FEATURES,
-    READ_METHODS,
     WRITE_METHODS,
     Images,
     Put,
@@ -70,21 +69,11 @@ class Proxied:
     def images(self, own: Resource) -> Resource:
         """Return the resource `/images/{}`."""
         mine = {"OPTIONS": self.options, "GET": self.get, "HEAD": self.get, "PUT": self.put, "PATCH": self.patch}
-        return self._around(own, mine)
+        return self.around(own, mine)
 
-    def extents(self, own: Resource) -> Resource:
-        """Return the resource `/images/{}/extents`."""
-        return self._around(own, {"GET": self.get_extents})
+    def around(self, own: Resource, mine: Mapping[str, Handler]) -> Resource:
+        """Return a resource with the handlers `mine` for images that another server has."""
 
-    def checksum(self, own: Resource) -> Resource:
-        """Return the resource `/images/{}/checksum`."""
-        return self._around(own, {"GET": self.get_checksum})
-
-    def finalize(self, own: Resource) -> Resource:
-        """Return the resource `/images/{}/finalize`."""
-        return self._around(own, {"GET": self.get_finalize})
-
-    def _around(self, own: Resource, mine: Mapping[str, Handler]) -> Resource:
         def either(method: str, owns: Handler) -> Handler:
             passes = mine.get(method, owns)
 
