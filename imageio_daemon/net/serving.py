@@ -22,23 +22,18 @@ class Server(Protocol):
     @property
     def limit(self) -> ConnectionLimit:
         """Return the limit on its connections."""
-        ...
 
     def connection(self) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection, which is a BufferedProtocol if connections have TLS."""
-        ...
 
     async def start(self) -> None:
         """Prepare to serve. Call this once, before the first connection."""
-        ...
 
     async def finish(self, timeout: float) -> None:
         """Accept no more requests, and wait at most `timeout` seconds for running ones."""
-        ...
 
     async def stop(self, timeout: float) -> None:
         """Do as finish(), then cut the connections that are left."""
-        ...
 
 
 class Serving:

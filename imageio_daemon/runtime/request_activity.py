@@ -39,7 +39,6 @@ class Worker(Protocol):
 
     def doing(self) -> Doing | None:
         """Return the running request, or None."""
-        ...
 
 
 class RequestActivity:

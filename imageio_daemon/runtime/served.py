@@ -39,7 +39,6 @@ class Counted(Hashable, Protocol):
 
     def served(self) -> Count:
         """Return the counts of this connection or lane so far."""
-        ...
 
 
 class Served(Sums[tuple[str, By], Counted, Count]):

@@ -14,7 +14,6 @@ class Addable(Protocol):
 
     def plus(self: "C", other: "C") -> "C":
         """Return the sum."""
-        ...
 
 
 C = TypeVar("C", bound=Addable)

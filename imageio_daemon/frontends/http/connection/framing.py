@@ -41,11 +41,9 @@ class BodyFraming(Protocol):
     @property
     def ended(self) -> bool:
         """Tell whether all of the body has passed."""
-        ...
 
     def take(self, data: bytes) -> int:
         """Return how many of the bytes, from the first on, belong to the body. Raises InvalidRequest."""
-        ...
 
 
 class FixedBody:

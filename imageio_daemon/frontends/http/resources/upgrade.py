@@ -25,11 +25,9 @@ class Prepared(Protocol):
 
     def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
         """Serve the connection from now on. `received` has the client's bytes after its request."""
-        ...
 
     def abandon(self) -> None:
         """Release what was prepared, if adopt() was not called."""
-        ...
 
 
 class NbdService(Protocol):
@@ -37,7 +35,6 @@ class NbdService(Protocol):
 
     def prepare(self, transfer: Transfer, client: str) -> Prepared:
         """Prepare NBD for the ticket of a transfer. Raises TooManyConnections, Forbidden, Unavailable."""
-        ...
 
 
 class Upgrades:
