@@ -35,7 +35,7 @@ from .operations.opener import Opener
 from .runtime import descriptors, logs
 from .runtime.audit_log import AuditLog
 from .runtime.degraded import Degraded
-from .runtime.log_level import LogLevel
+from .runtime.logs import LogLevel
 from .runtime.served import Served
 from .runtime.state_watch import StateWatch
 from .storage.buffers import BufferPool

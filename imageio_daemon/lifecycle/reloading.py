@@ -13,7 +13,7 @@ from ..config.options import describe
 from ..errors import ConfigError
 from ..net.connection_limits import ConnectionLimits
 from ..runtime import logs
-from ..runtime.log_level import LogLevel
+from ..runtime.logs import LogLevel
 from ..transfers.rate_limits import RateLimits
 from ..transfers.store import TransferStore
 

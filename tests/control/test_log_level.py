@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from imageio_daemon.control.arguments import LEVELS
-from imageio_daemon.runtime import log_level
+from imageio_daemon.runtime import logs
 from tests.control.conftest import Ctl
 from tests.support.daemon import Daemon
 
@@ -35,4 +35,4 @@ def test_time_needs_a_level(ctl: Ctl) -> None:
 
 
 def test_levels_are_those_of_the_daemon() -> None:
-    assert log_level.LEVELS == LEVELS
+    assert logs.LEVELS == LEVELS

@@ -9,7 +9,7 @@ import pytest
 
 from imageio_daemon.config.options import describe
 from imageio_daemon.config.sections import LogSection
-from imageio_daemon.runtime.log_level import LEVELS, LogLevel
+from imageio_daemon.runtime.logs import LEVELS, LogLevel
 from tests.support.polling import eventually_async
 
 

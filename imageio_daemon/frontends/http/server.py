@@ -20,7 +20,7 @@ from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
 from ...runtime.audit_log import AuditLog
-from ...runtime.log_level import LogLevel
+from ...runtime.logs import LogLevel
 from ...runtime.served import Served
 from ...storage.lending import Buffers
 from ...transfers.store import TransferStore

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from ....errors import InvalidRequest
 from ....runtime.audit_log import AuditLog
-from ....runtime.log_level import LEVELS, LogLevel
+from ....runtime.logs import LEVELS, LogLevel
 from ....runtime.served import Served
 from ....transfers.rate_limits import LimitChanges
 from ....transfers.store import TransferStore
