@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from . import tls_contexts
 from .connection_limit import ConnectionLimit
-from .tls_arrival import TlsArrival
-from .tls_handshake import Handshakes
+from .tls_handshake import Handshakes, TlsArrival
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's TLS handshake on an accepted socket. At its end a TlsTransport serves the connection.
+"""Accepted connections until the end of their TLS handshake. Then a TlsTransport serves the connection.
+
+A connection gets memory for TLS when the first byte of its client arrives. Until then it costs a descriptor and a
+TlsArrival.
 
 A handshake takes 1 to 3 ms of processor time, most of it for the signature, for which OpenSSL releases the GIL. So its
 steps run in threads of their own, and the event loop only waits for sockets.
@@ -7,16 +10,22 @@ steps run in threads of their own, and the event loop only waits for sockets.
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from .connection_limit import ConnectionLimit, Stage
 from .poller import READABLE, WRITABLE, Poller
 from .tls_socket import WANTS_INPUT, TlsContext, TlsSocket
 from .tls_transport import TlsTransport
 from .transports import send_at_once
 
+log = logging.getLogger(__name__)
+
+#: Most seconds from accept to the end of the handshake. A client that takes longer is disconnected.
+HANDSHAKE_TIMEOUT = 10.0
 #: Most threads for handshakes.
 MOST_THREADS = 4
 
@@ -70,3 +79,69 @@ class Handshakes:
             await ready.wait()
         finally:
             self.poller.forget(fd)
+
+
+class TlsArrival:
+    """One accepted connection. Use this on the event loop.
+
+    `make` returns the protocol that will serve the connection. `ended` is called once, when the protocol serves it or
+    the connection was closed. The services of HTTP share a limit, so metrics count arrivals by limit, not by service.
+    """
+
+    def __init__(
+        self,
+        handshakes: Handshakes,
+        sock: socket.socket,
+        context: Callable[[], TlsContext],
+        make: Callable[[], asyncio.BaseProtocol],
+        ended: "Callable[[TlsArrival], None]",
+    ) -> None:
+        self._handshakes = handshakes
+        self._poller = handshakes.poller
+        self._loop = self._poller.loop
+        self._socket = sock
+        self._context = context
+        self._make = make
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, limit: ConnectionLimit, address: str) -> None:
+        """Wait for the first byte of the client, with a place in the limit for its address."""
+        self._place = limit.enter(Stage.SILENT, address, self.drop)
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self.drop)
+        self._poller.watch(self._socket.fileno(), READABLE, self._spoke)
+
+    def drop(self) -> None:
+        """Cancel the handshake and close the connection, unless the handshake has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._socket.fileno() != -1:
+            self._poller.forget(self._socket.fileno())
+            self._close()
+
+    def _spoke(self) -> None:
+        self._poller.forget(self._socket.fileno())
+        self._place.spoke()
+        shaking = self._handshakes.shake(self._socket, self._context(), self._make)
+        self._task = self._loop.create_task(shaking)
+        self._task.add_done_callback(self._shaken)
+
+    def _shaken(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            self._end()
+            return
+        if isinstance(error, OSError):
+            log.debug("connection was not made: %s", error)
+        elif error is not None:
+            self._loop.call_exception_handler({"message": "a connection was not made", "exception": error})
+        self._close()
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._place.leave()
+        self._ended(self)

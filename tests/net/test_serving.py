@@ -18,7 +18,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from imageio_daemon.net import accepting, connection_limit, tls_arrival
+from imageio_daemon.net import accepting, connection_limit, tls_handshake
 from imageio_daemon.net.accepting import Acceptor
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
 from imageio_daemon.net.serving import Serving
@@ -238,7 +238,7 @@ async def test_oldest_connection_in_its_handshake_goes_for_a_new_one(
 async def test_handshake_that_takes_too_long_is_given_up(
     arriving: Arriving, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
-    monkeypatch.setattr(tls_arrival, "HANDSHAKE_TIMEOUT", 0.1)
+    monkeypatch.setattr(tls_handshake, "HANDSHAKE_TIMEOUT", 0.1)
     client = await arriving.greet() if speaks else arriving.connect()
     assert await received(client) == b""
     await arriving.until(0)
