@@ -16,8 +16,7 @@ from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
 from ..request import connection_of, exchange_of
 from ..responses import JSON
-from .options_answer import names, options_of
-from .passed_answers import passed, range_of, read_whole
+from .passed_answers import names, options_of, passed, range_of, read_whole
 from .way import Way
 
 
