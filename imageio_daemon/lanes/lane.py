@@ -26,8 +26,7 @@ from ..storage.file.engine_image import EngineImage
 from ..storage.lease import Lease
 from ..storage.running import WaitingOperation
 from ..storage.totals import Totals
-from .records import WAITS
-from .reports import Reports
+from .records import WAITS, Reports
 from .shared import Lanes
 from .terms import Terms
 
