@@ -10,9 +10,8 @@ from ...errors import PeerGone
 from ...runtime import request_log
 from .carrying import SentByLane
 from .connection.sequence import RequestSequence
-from .cors import cors_headers
 from .request import connection_of
-from .responses import COMMON, SERVER
+from .responses import COMMON, SERVER, cors_headers
 from .routes import PATTERN, Handler, Routes
 
 

@@ -29,6 +29,13 @@ SERVER = "imageio-daemon"
 #: proxy_buffering).
 COMMON = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
+#: Seconds for which a browser may cache the answer to a preflight request: one day.
+MAX_AGE = "86400"
+#: Fields that a client of images needs. A page may read them in addition to those that the standard always allows.
+EXPOSED = (
+    "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag, Retry-After, X-Error-Code"
+)
+
 #: A name without quotes (RFC 9110 5.6.2), and without escapes that programs read differently (RFC 6266 appendix D).
 _TOKEN = re.compile(r"[!#$&+.^_`|~0-9A-Za-z-]+", re.ASCII)
 #: Characters that are not put into quotes. Some programs decode % and two digits there, and take \ as part of the name.
@@ -61,6 +68,28 @@ def json_response(
     if close:
         response.force_close()
     return response
+
+
+def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:
+    """Return the fields that answer the CORS fields of a request, if it has any (the Fetch standard, "CORS protocol").
+
+    With them a page of a management UI transfers images. Every origin is allowed: the ticket id in the path is the
+    authority, and cookies have no effect.
+
+    `headers` are the fields of the request, by lower-case name. `methods` are those that a page may use, separated by
+    commas.
+    """
+    answer = {}
+    if "origin" in headers:
+        answer["Access-Control-Allow-Origin"] = "*"
+        answer["Access-Control-Expose-Headers"] = EXPOSED
+    if "access-control-request-headers" in headers:
+        answer["Access-Control-Allow-Headers"] = "*"
+    if "access-control-request-method" in headers:
+        answer["Access-Control-Allow-Methods"] = methods
+    if answer:
+        answer["Access-Control-Max-Age"] = MAX_AGE
+    return answer
 
 
 def whole_headers(ticket: Ticket) -> dict[str, str]:

@@ -9,9 +9,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from imageio_daemon import errors as kinds
 from imageio_daemon.frontends.http import errors
-from imageio_daemon.frontends.http.cors import EXPOSED, MAX_AGE, cors_headers
 from imageio_daemon.frontends.http.request import name_of, query_of, waits_for_continue
-from imageio_daemon.frontends.http.responses import encode, json_response, text_response
+from imageio_daemon.frontends.http.responses import EXPOSED, MAX_AGE, cors_headers, encode, json_response, text_response
 from imageio_daemon.frontends.http.routes import PATTERN, Resource, Routes, preflight
 
 

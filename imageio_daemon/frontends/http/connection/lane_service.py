@@ -17,8 +17,7 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
 from ..conditions import entity_tag
-from ..cors import cors_headers
-from ..responses import head_template, range_headers, whole_headers
+from ..responses import cors_headers, head_template, range_headers, whole_headers
 from .exchange import Exchange
 from .framing import RequestHead
 from .transport import ClientTransport

@@ -12,8 +12,7 @@ from ....lanes.http import Asks, Instruction
 from ....net.watchdog import Watchdog
 from ....transfers.transfer import Transfer
 from .. import errors
-from ..cors import cors_headers
-from ..responses import encode
+from ..responses import cors_headers, encode
 from .aiohttp_transport import AiohttpTransport
 from .exchange import Exchange
 from .framing import ChunkedBody, FixedBody, RequestHead

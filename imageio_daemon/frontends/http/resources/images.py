@@ -19,7 +19,6 @@ from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
 from ..carrying import answer_to, carry_out
 from ..conditions import INSTANCE, Conditions
-from ..cors import cors_headers
 from ..errors import ENCODING
 from ..headers import (
     MAX_FINALIZE,
@@ -43,7 +42,7 @@ from ..request import (
     unmodified,
     waits_for_continue,
 )
-from ..responses import json_response, range_headers, whole_headers
+from ..responses import cors_headers, json_response, range_headers, whole_headers
 from ..routes import READ_METHODS, Resource
 from .local import LocalService
 
