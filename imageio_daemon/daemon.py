@@ -187,7 +187,7 @@ class Daemon:
             peer_tls=self._opener.peer_tls,
             lanes=self._lanes,
             page=self._page,
-            nbd=upgraded,
+            nbd={service: server.prepare for service, server in upgraded.items()},
         )
         made: dict[str, Server] = {"remote": images, "local": images, **self._make_observers(pool)}
         made |= {f"{service} nbd": server for service, server in upgraded.items()}

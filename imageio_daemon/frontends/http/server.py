@@ -43,7 +43,7 @@ from .resources.monitoring import Monitoring
 from .resources.page import Page
 from .resources.proxied import Proxied
 from .resources.tickets import Tickets
-from .resources.upgrade import NbdService, Upgrades
+from .resources.upgrade import Prepare, Upgrades
 from .responses import json_response
 from .routes import Routes, readable
 
@@ -181,12 +181,12 @@ def images_server(
     peer_tls: ssl.SSLContext,
     lanes: Lanes,
     page: Page | None,
-    nbd: Mapping[str, NbdService],
+    nbd: Mapping[str, Prepare],
 ) -> HttpServer:
     """Return the server of the remote and local services: images, the version of the daemon, the page for browsers.
 
-    `peer_tls` is for connections to other servers of the images API. `page` is None if it is disabled. `nbd` has, for
-    each service, the NBD service of connections that change to NBD.
+    `peer_tls` is for connections to other servers of the images API. `page` is None if it is disabled. `nbd` prepares,
+    for each service, connections that change to NBD.
     """
     finalize = Finalize(store, finalizer)
     images = Images(

@@ -2,7 +2,7 @@
 """`GET /images/{id}` with `Upgrade: nbd`: the connection becomes the ticket's NBD export (RFC 9110 7.8, ADR 59)."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -30,17 +30,15 @@ class Prepared(Protocol):
         """Release what was prepared, if adopt() was not called."""
 
 
-class NbdService(Protocol):
-    """The NBD service of the connections of one HTTP service."""
-
-    def prepare(self, transfer: Transfer, client: str) -> Prepared:
-        """Prepare NBD for the ticket of a transfer. Raises TooManyConnections, Forbidden, Unavailable."""
+#: A function that prepares NBD for the ticket of a transfer and a client's address. It raises TooManyConnections,
+#: Forbidden, Unavailable.
+Prepare = Callable[[Transfer, str], Prepared]
 
 
 class Upgrades:
-    """Serve requests that ask for NBD. `services` has the NBD service for each HTTP service."""
+    """Serve requests that ask for NBD. `services` prepares it, for each HTTP service."""
 
-    def __init__(self, store: TransferStore, services: Mapping[str, NbdService]) -> None:
+    def __init__(self, store: TransferStore, services: Mapping[str, Prepare]) -> None:
         self._store = store
         self._services = services
 
@@ -63,7 +61,7 @@ class Upgrades:
         await operations.info(transfer)  # opens the image
         connection = connection_of(request)
         exchange = connection.exchange
-        prepared = self._services[exchange.service].prepare(transfer, exchange.peer)
+        prepared = self._services[exchange.service](transfer, exchange.peer)
         try:
             connection.upgrade(SWITCHING, prepared.adopt)
             ended: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
