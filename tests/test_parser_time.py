@@ -782,7 +782,7 @@ def negotiate_as_client(data: bytes) -> None:
 
 
 def chunk(kind: int, payload: bytes) -> bytes:
-    return messages.ChunkHeader(kind, 0, 1, len(payload)).pack() + payload
+    return nbd_payloads.ChunkHeader(kind, 0, 1, len(payload)).pack() + payload
 
 
 def _holes(size: int, order: Callable[[int], list[int]]) -> bytes:

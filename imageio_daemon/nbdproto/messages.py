@@ -46,25 +46,12 @@ class RequestHeader(NamedTuple):
         form, magic = (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
         return form.pack(magic, self.flags, self.command, self.cookie, self.offset, self.length)
 
-    @classmethod
-    def unpack(cls, data: bytes, *, extended: bool = False) -> Self:
-        """Return the message. Raises BadMagic."""
-        form, wanted = (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
-        magic, flags, command, cookie, offset, length = form.unpack(data)
-        if magic != wanted:
-            raise BadMagic(f"request magic {magic:#x}")
-        return cls(command, flags, cookie, offset, length)
-
 
 class SimpleReply(NamedTuple):
     """A simple reply. The data of a READ follows it if `error` is 0."""
 
     cookie: int
     error: int
-
-    def pack(self) -> bytes:
-        """Return the message."""
-        return SIMPLE.pack(SIMPLE_REPLY, self.error, self.cookie)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -83,12 +70,6 @@ class ChunkHeader(NamedTuple):
     cookie: int
     length: int
     offset: int = 0
-
-    def pack(self, *, extended: bool = False) -> bytes:
-        """Return the header."""
-        if extended:
-            return EXTENDED.pack(EXTENDED_CHUNK, self.flags, self.type, self.cookie, self.offset, self.length)
-        return STRUCTURED.pack(CHUNK, self.flags, self.type, self.cookie, self.length)
 
     @classmethod
     def unpack(cls, data: bytes, *, extended: bool = False) -> Self:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command, OptionType, Reply
-from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
+from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader, OptionReply
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, DisconnectedError, encode_request
 from tests.support.images import Image
+from tests.support.nbd_payloads import SimpleReply
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
 

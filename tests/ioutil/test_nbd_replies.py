@@ -15,13 +15,8 @@ from imageio_daemon.nbdproto.constants import (
     CommandFlag,
     ErrorNumber,
 )
-from imageio_daemon.nbdproto.messages import (
-    ChunkHeader,
-    RequestHeader,
-    SimpleReply,
-)
 from imageio_daemon.units import KiB
-from tests.support.nbd_payloads import pack_error, pack_extents, pack_hole
+from tests.support.nbd_payloads import ChunkHeader, RequestHeader, SimpleReply, pack_error, pack_extents, pack_hole
 from tests.support.nbd_replies import Replies, Request, Violation
 
 FORMS = ("simple", "structured", "extended")

@@ -16,15 +16,7 @@ from imageio_daemon.nbdproto.constants import (
     OptionType,
     Reply,
 )
-from imageio_daemon.nbdproto.messages import (
-    BadMagic,
-    ChunkHeader,
-    RequestHeader,
-    SimpleReply,
-    unpack_error,
-    unpack_extents,
-    unpack_hole,
-)
+from imageio_daemon.nbdproto.messages import BadMagic, unpack_error, unpack_extents, unpack_hole
 from imageio_daemon.nbdproto.option_payloads import (
     BlockSizes,
     ContextRequest,
@@ -39,7 +31,7 @@ from imageio_daemon.nbdproto.option_payloads import (
     unpack_context,
     unpack_greeting,
 )
-from tests.support.nbd_payloads import pack_error, pack_extents, unpack_server
+from tests.support.nbd_payloads import ChunkHeader, RequestHeader, SimpleReply, pack_error, pack_extents, unpack_server
 from tests.support.nbdoracle.limits import MAX_COMPACT_EXTENT
 from tests.support.nbdoracle.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
 from tests.support.nbdoracle.requests import Request

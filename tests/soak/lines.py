@@ -12,9 +12,10 @@ from struct import Struct
 from typing import TYPE_CHECKING, ClassVar
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, OptionType, Reply
-from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
+from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader, OptionReply
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, connect_unix, encode_request
+from tests.support.nbd_payloads import SimpleReply
 
 if TYPE_CHECKING:
     # The lab has none of what it needs.

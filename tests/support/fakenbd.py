@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, OptionType, Reply
-from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.option_payloads import BlockSizes, OptionHeader, OptionReply, pack_greeting
 from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
-from tests.support.nbd_payloads import pack_extents
+from tests.support.nbd_payloads import ChunkHeader, RequestHeader, SimpleReply, pack_extents
 
 #: What is said of a refusal.
 WORDS = b"no"

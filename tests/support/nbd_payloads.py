@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads of NBD's chunks and replies, as servers of tests write them and clients of tests read them."""
+"""Headers and payloads of NBD's chunks and replies, as servers of tests write them and clients of tests read them."""
 
 import struct
 from collections.abc import Sequence
+from typing import Self
 
+from imageio_daemon.nbdproto import constants, messages
 from imageio_daemon.nbdproto.messages import (
     COMPACT_EXTENT,
     CONTEXT,
@@ -11,6 +13,7 @@ from imageio_daemon.nbdproto.messages import (
     ERROR,
     EXTENDED_EXTENT,
     HOLE,
+    BadMagic,
     clean_text,
 )
 
@@ -41,3 +44,36 @@ def unpack_server(payload: bytes) -> tuple[str, str]:
     """Return name and description of the reply SERVER."""
     (length,) = struct.unpack_from(">I", payload)
     return payload[4 : 4 + length].decode(), payload[4 + length :].decode()
+
+
+class RequestHeader(messages.RequestHeader):
+    """The header of a request, as a server reads it."""
+
+    @classmethod
+    def unpack(cls, data: bytes, *, extended: bool = False) -> Self:
+        """Return the message. Raises BadMagic."""
+        compact = messages.COMPACT_REQUEST, constants.REQUEST
+        form, wanted = (messages.EXTENDED_REQUEST_HEADER, constants.EXTENDED_REQUEST) if extended else compact
+        magic, flags, command, cookie, offset, length = form.unpack(data)
+        if magic != wanted:
+            raise BadMagic(f"request magic {magic:#x}")
+        return cls(command, flags, cookie, offset, length)
+
+
+class SimpleReply(messages.SimpleReply):
+    """A simple reply, as a server sends it."""
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        return messages.SIMPLE.pack(constants.SIMPLE_REPLY, self.error, self.cookie)
+
+
+class ChunkHeader(messages.ChunkHeader):
+    """The header of a chunk, as a server sends it."""
+
+    def pack(self, *, extended: bool = False) -> bytes:
+        """Return the header."""
+        if extended:
+            numbers = self.flags, self.type, self.cookie, self.offset, self.length
+            return messages.EXTENDED.pack(constants.EXTENDED_CHUNK, *numbers)
+        return messages.STRUCTURED.pack(constants.CHUNK, self.flags, self.type, self.cookie, self.length)

@@ -12,15 +12,7 @@ from struct import pack, unpack
 from typing import Self
 
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, OptionType, Reply
-from imageio_daemon.nbdproto.messages import (
-    OFFSET,
-    ChunkHeader,
-    RequestHeader,
-    SimpleReply,
-    unpack_error,
-    unpack_extents,
-    unpack_hole,
-)
+from imageio_daemon.nbdproto.messages import OFFSET, RequestHeader, unpack_error, unpack_extents, unpack_hole
 from imageio_daemon.nbdproto.option_payloads import (
     ContextRequest,
     ExportInfo,
@@ -28,7 +20,7 @@ from imageio_daemon.nbdproto.option_payloads import (
     OptionHeader,
     OptionReply,
 )
-from tests.support.nbd_payloads import unpack_server
+from tests.support.nbd_payloads import ChunkHeader, SimpleReply, unpack_server
 
 #: What a server that does not answer is given.
 TIMEOUT = 20.0

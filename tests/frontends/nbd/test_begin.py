@@ -5,10 +5,11 @@ import pytest
 
 from imageio_daemon.frontends.nbd.options import PREFERRED_BLOCK
 from imageio_daemon.nbdproto.constants import Command, InfoType, OptionType, Reply
-from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader
+from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.option_payloads import BlockSizes, InfoRequest, OptionHeader, OptionReply
 from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.conftest import MakeWorld
+from tests.support.nbd_payloads import ChunkHeader
 
 
 async def answered_options(client: Client) -> list[int]:

@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command, OptionType
-from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
+from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.records import Records
 from tests.frontends.nbd.test_ends import POINTS
 from tests.frontends.nbd.world import REQUESTS, SIZE, MiB, World, lane_threads
+from tests.support.nbd_payloads import SimpleReply
 from tests.support.polling import SOON
 from tests.support.tlsflood import FloodingClient
 
