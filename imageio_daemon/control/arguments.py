@@ -61,13 +61,10 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ticket(commands)
     _add_share(commands)
-    _add_transfers(commands)
-    _add_top(commands)
-    _add_events(commands)
+    _add_views(commands)
     _add_check(commands)
     _add_certificate(commands)
-    _add_log_level(commands)
-    _add_limits(commands)
+    _add_settings(commands)
     return main
 
 
@@ -170,16 +167,10 @@ def _add_show_ids(command: argparse.ArgumentParser) -> None:
     command.add_argument("--show-ids", action="store_true", help="print ids, which give access to the images")
 
 
-def _add_transfers(commands: _Commands) -> None:
+def _add_views(commands: _Commands) -> None:
     command = _command(commands, "transfers", transfers.show, "Print a line for each transfer that is in use.")
     command.add_argument("--watch", action="store_true", help="again each second")
-
-
-def _add_top(commands: _Commands) -> None:
     _command(commands, "top", top.show, "Show transfers and their clients on the whole terminal, until q is pressed.")
-
-
-def _add_events(commands: _Commands) -> None:
     command = _command(commands, "events", events.show, "Print who has added, extended and removed tickets.")
     command.add_argument("--follow", action="store_true", help="go on with those that happen now")
 
@@ -218,15 +209,12 @@ def _days(text: str) -> int:
     return days
 
 
-def _add_log_level(commands: _Commands) -> None:
+def _add_settings(commands: _Commands) -> None:
     command = _command(commands, "log-level", settings.log_level, "Print or change the level of the daemon's log.")
     command.add_argument("level", nargs="?", choices=LEVELS, help="change to this level")
     command.add_argument(
         "--for", dest="seconds", type=parse_seconds, metavar="TIME", help="then to the configured one again"
     )
-
-
-def _add_limits(commands: _Commands) -> None:
     text = "Print or change the limits on what transfers take."
     actions = commands.add_parser("limits", help=text[0].lower() + text[1:-1], description=text).add_subparsers(
         dest="action", required=True, metavar="ACTION"
