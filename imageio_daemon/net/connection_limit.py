@@ -138,10 +138,9 @@ class ConnectionLimit:
     def relieve(self) -> bool:
         """Close the oldest stranger of the earliest stage, to free its descriptor. Return False if there is none."""
         place = next((those.oldest() for those in self._strangers.values() if len(those)), None)
-        if place is not None:
-            self._take_out(place)
         if place is None:
             return False
+        self._take_out(place)
         place.drop()
         self._warn()
         return True

@@ -7,7 +7,6 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from ...errors import InvalidRequest, PeerGone, TooLarge
-from ...runtime.audit_log import Caller
 from ...runtime.request_activity import Wait, waiting
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
@@ -39,11 +38,6 @@ def connection_of(request: web.BaseRequest) -> RequestSequence:
 def exchange_of(request: web.BaseRequest) -> Exchange:
     """Return the exchange of a request's connection. Raises PeerGone if the connection is lost."""
     return connection_of(request).exchange
-
-
-def caller_of(request: web.BaseRequest) -> Caller:
-    """Return who sent a request to the control service, for events. Raises PeerGone if the connection is lost."""
-    return exchange_of(request).caller
 
 
 def attach(store: TransferStore, request: web.Request, access: Access) -> Transfer:

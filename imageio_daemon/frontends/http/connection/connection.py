@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import cast
 
 from ....errors import Error
-from ....net.connection_limit import Place, Stage
+from ....net.connection_limit import LOCAL, Place, Stage
+from ....net.transports import pause_when_anything_waits
 from ....net.watchdog import Watchdog
 from ....runtime import logs
 from ....runtime.served import By
@@ -51,7 +52,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._build()
         exchange = self._exchange
         self._shared.served.begin((exchange.service, By.PYTHON), exchange)
-        self._transport.watch_writing()
+        pause_when_anything_waits(transport)  # at once, if the TLS handshake has left bytes in it
         self._watchdog.start(transport)
         if refusal is not None:
             self._life.refuse("limit", encode(errors.answer(refusal, exchange.peer), close=True))
@@ -71,7 +72,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _build(self) -> None:
         """Make the parts that need the transport and the place."""
         transport, incoming, watchdog = self._transport, self._incoming, self._watchdog
-        service = self._shared.service_of(transport.address)
+        service = self._shared.names[transport.address == LOCAL]
         self._exchange = Exchange(transport, incoming, watchdog, self._place, service)
         self._handover = LaneHandover(self._shared.lanes, self._exchange, transport)
         self._life = ConnectionLife(transport, incoming, watchdog, self._handover)

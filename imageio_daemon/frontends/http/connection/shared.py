@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from ....net.admission import Admission
-from ....net.connection_limit import LOCAL
 from ....runtime.served import Served
 from .framing import RequestHead
 from .lane_service import LaneService
@@ -34,7 +33,3 @@ class HttpShared:
     served: Served
     names: tuple[str, str]
     scratch: memoryview
-
-    def service_of(self, address: str) -> str:
-        """Return the name of the service for a client with this address."""
-        return self.names[address == LOCAL]

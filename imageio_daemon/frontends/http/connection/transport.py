@@ -9,7 +9,6 @@ import struct
 
 from ....net.connection_limit import LOCAL
 from ....net.tls_socket import TlsSocket
-from ....net.transports import pause_when_anything_waits
 from ....runtime.audit_log import Caller
 
 #: struct ucred: pid, uid, gid.
@@ -22,10 +21,6 @@ class _Gone(asyncio.Transport):
     It replaces asyncio's transport, which refers to the connection. Otherwise the reference cycle would keep both until
     the garbage collector runs.
     """
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        """Return the default."""
-        return default
 
     def is_closing(self) -> bool:
         """Return True."""
@@ -135,13 +130,6 @@ class ClientTransport:
         return bool(poller.poll(0))
 
     # Writing
-
-    def watch_writing(self) -> None:
-        """Pause writing while the transport holds any bytes, so that at most one piece waits in it.
-
-        Writing pauses at once if the TLS handshake has left bytes in it.
-        """
-        pause_when_anything_waits(self.asyncio_transport)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes, unless the transport is closing. The transport may keep a reference to them."""

@@ -11,7 +11,7 @@ from ....runtime.logs import LEVELS, LogLevel
 from ....runtime.served import Served
 from ....transfers.rate_limits import LimitChanges
 from ....transfers.store import TransferStore
-from ..request import caller_of, query_of, read_json
+from ..request import exchange_of, query_of, read_json
 from ..responses import JSON, json_response
 from ..routes import Handler, Resource
 
@@ -57,7 +57,7 @@ class ControlResources:
 
     async def put_drain(self, request: web.Request) -> web.Response:
         """Begin to drain, and answer as GET does. A repetition has no effect. The body is ignored."""
-        self._store.begin_drain(caller_of(request))
+        self._store.begin_drain(exchange_of(request).caller)
         return await self.get_drain(request)
 
     async def get_events(self, request: web.Request) -> web.Response:
@@ -82,7 +82,7 @@ class ControlResources:
         """
         level, seconds = _parse_level(await read_json(request))
         self._level.set(level, seconds)
-        self._events.tell("log level set", caller_of(request), level=level, seconds=seconds)
+        self._events.tell("log level set", exchange_of(request).caller, level=level, seconds=seconds)
         return await self.get_log(request)
 
     async def get_limits(self, _: web.Request) -> web.Response:
@@ -106,7 +106,7 @@ class ControlResources:
             limits.change_tenants(changes.tenants)
         if changes.transfers is not None:
             self._store.at_work.most = changes.transfers
-        self._events.tell("limits set", caller_of(request), **changes.as_json())
+        self._events.tell("limits set", exchange_of(request).caller, **changes.as_json())
         return await self.get_limits(request)
 
 

@@ -8,7 +8,7 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Changes, Ticket
 from ....transfers.transfer import Transfer
 from ..headers import parse_choice
-from ..request import caller_of, name_of, query_of, read_json
+from ..request import exchange_of, name_of, query_of, read_json
 from ..responses import json_response
 from ..routes import Resource
 
@@ -47,7 +47,7 @@ class Tickets:
         ticket = Ticket.from_json(await read_json(request), inactivity_timeout=self._inactivity_timeout)
         if ticket.ticket_id != name_of(request):
             raise InvalidRequest("Invalid ticket: 'uuid' is not the id in the path")
-        await self._store.install(ticket, caller_of(request))
+        await self._store.install(ticket, exchange_of(request).caller)
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
@@ -58,7 +58,7 @@ class Tickets:
         """
         changes = Changes.from_json(await read_json(request))
         transfer = self._find(request)
-        await self._store.change(transfer, changes, caller_of(request))
+        await self._store.change(transfer, changes, exchange_of(request).caller)
         return web.Response()
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ class Tickets:
         Raises InUse if its operations have not ended after remove_timeout. Raises StorageError or Unavailable if a
         later process might load the ticket. In both cases the ticket stays, cancelled.
         """
-        await self._store.remove(name_of(request), self._remove_timeout, caller_of(request))
+        await self._store.remove(name_of(request), self._remove_timeout, exchange_of(request).caller)
         return web.Response(status=204)
 
     async def list_all(self, request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class Tickets:
 
     async def clear(self, request: web.Request) -> web.Response:
         """Cancel and remove all tickets, without waiting for requests. Raises StorageError, Unavailable."""
-        await self._store.clear(caller_of(request))
+        await self._store.clear(exchange_of(request).caller)
         return web.Response(status=204)
 
     def _find(self, request: web.Request) -> Transfer:
