@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import STOPPING, Unavailable
-from .connection_limit import ConnectionLimit, Place, Stage
+from .connection_limit import LOCAL, ConnectionLimit, Place, Stage
 
 
 class Admitted(Protocol):
@@ -81,3 +81,9 @@ class Admission:
         """Abort the connections that are left."""
         for connection in list(self._connections):
             connection.abort("shutdown")
+
+
+def client_of(transport: asyncio.BaseTransport) -> tuple[str, str]:
+    """Return the client's address and port, or `unix`, and the address for Admission.enter()."""
+    peer = transport.get_extra_info("peername")
+    return (f"{peer[0]}:{peer[1]}", str(peer[0])) if isinstance(peer, tuple) else ("unix", LOCAL)

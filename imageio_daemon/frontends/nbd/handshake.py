@@ -13,8 +13,8 @@ from ...lanes.nbd import NbdLane
 from ...lanes.shared import MAX_STAGED
 from ...nbdproto.agreement import Close, Event, Export, FindExport, StartTls, Transmit
 from ...nbdproto.server_negotiation import ServerNegotiation
-from ...net.admission import Admission
-from ...net.connection_limit import LOCAL, Place, Stage
+from ...net.admission import Admission, client_of
+from ...net.connection_limit import Place, Stage
 from ...net.tls_handshake import Handshakes
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
@@ -67,7 +67,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._place: Place | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._secure = False
-        self._peer = "unix"
+        self._peer: str
 
     def shut_down(self) -> None:
         """Answer the client's next option with NBD_REP_ERR_SHUTDOWN, and close after GRACE seconds."""
@@ -92,9 +92,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._begin()
 
     def _begin(self) -> None:
-        peer, address = self._transport.get_extra_info("peername"), LOCAL
-        if isinstance(peer, tuple):
-            self._peer, address = f"{peer[0]}:{peer[1]}", str(peer[0])
+        self._peer, address = client_of(self._transport)
         try:
             self._place = self._admission.enter(self, Stage.SILENT, address, self._dropper(self))
         except Unavailable:

@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ....errors import Unavailable
 from ....lanes.places import Places, WaitingConnection
@@ -15,18 +14,13 @@ def busy() -> Unavailable:
     return Unavailable("Too many requests are served now")
 
 
-class _Wait(NamedTuple):
-    waiting: WaitingConnection
-    timer: asyncio.TimerHandle
-
-
 class LanePlace:
     """Take a place, or wait for one, for one transfer at a time."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._transfer: Transfer | None = None  # whose place it is, if one is taken
-        self._wait: _Wait | None = None
+        self._waiting: tuple[WaitingConnection, asyncio.TimerHandle] | None = None
 
     def enter(self, transfer: Transfer) -> bool:
         """Take a place for the transfer, unless it has one. Return whether it has one now; if not, call wait()."""
@@ -48,7 +42,7 @@ class LanePlace:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._expire, expired)
         waiting = self._places.wait(transfer, lambda: loop.call_soon(self._grant, transfer, granted))
-        self._wait = _Wait(waiting, timer)
+        self._waiting = waiting, timer
 
     async def get(self, transfer: Transfer, seconds: float) -> None:
         """Take a place for the transfer, unless it has one. Wait at most `seconds` for it. Raises Unavailable."""
@@ -71,17 +65,16 @@ class LanePlace:
 
     def abandon(self) -> bool:
         """Stop waiting. Return False if the connection did not wait, or if `granted` is about to be called."""
-        wait = self._wait
-        if wait is None or not self._places.abandon(wait.waiting):
+        if self._waiting is None or not self._places.abandon(self._waiting[0]):
             return False
-        wait.timer.cancel()
-        self._wait = None
+        self._waiting[1].cancel()
+        self._waiting = None
         return True
 
     def _grant(self, transfer: Transfer, granted: Callable[[], None]) -> None:
-        wait, self._wait, self._transfer = self._wait, None, transfer
-        if wait is not None:
-            wait.timer.cancel()
+        waited, self._waiting, self._transfer = self._waiting, None, transfer
+        if waited is not None:
+            waited[1].cancel()
         granted()
 
     def _expire(self, expired: Callable[[], None]) -> None:

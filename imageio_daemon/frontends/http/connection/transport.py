@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 
+from ....net.admission import client_of
 from ....net.connection_limit import LOCAL
 from ....net.tls_socket import TlsSocket
 from ....runtime.audit_log import Caller
@@ -41,17 +42,12 @@ class ClientTransport:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.asyncio_transport = transport
+        self.peer, self.address = client_of(transport)
         self.tls = transport.get_extra_info("sslcontext") is not None
         #: Whether asyncio's transport holds bytes that the socket did not take.
         self.writing_paused = False
         self.sent = 0
         self._holds: set[str] = set()
-
-    @property
-    def peer(self) -> str:
-        """Return the client's address and port, or `unix`."""
-        peer = self.asyncio_transport.get_extra_info("peername")
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
 
     @property
     def caller(self) -> Caller:
@@ -61,12 +57,6 @@ class ClientTransport:
         with socket.socket(fileno=os.dup(self.fileno)) as sock:
             pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         return {"uid": uid, "pid": pid}
-
-    @property
-    def address(self) -> str:
-        """Return the client's address, or LOCAL on a unix socket."""
-        peer = self.asyncio_transport.get_extra_info("peername")
-        return str(peer[0]) if isinstance(peer, tuple) else LOCAL
 
     @property
     def fileno(self) -> int:
