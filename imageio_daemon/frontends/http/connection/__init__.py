@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection from its acceptance to its end: which request is next, and who serves it."""
+"""A connection from its acceptance to its end: its bytes, which request is next, and who serves it."""
