@@ -20,16 +20,7 @@ log = logging.getLogger(__name__)
 SLOW_NS = lib.IOU_SLOW_SECONDS * 10**9
 
 #: The zeroing methods by C's numbers.
-METHODS = {
-    lib.IOU_METHOD_NONE: ZeroMethod.NONE,
-    lib.IOU_METHOD_PUNCH_HOLE: ZeroMethod.PUNCH_HOLE,
-    lib.IOU_METHOD_ZERO_RANGE: ZeroMethod.ZERO_RANGE,
-    lib.IOU_METHOD_ALLOCATE: ZeroMethod.ALLOCATE,
-    lib.IOU_METHOD_PUNCH_AND_ALLOCATE: ZeroMethod.PUNCH_AND_ALLOCATE,
-    lib.IOU_METHOD_BLKZEROOUT: ZeroMethod.BLKZEROOUT,
-    lib.IOU_METHOD_WRITE: ZeroMethod.WRITE,
-    lib.IOU_METHOD_REMOTE: ZeroMethod.REMOTE,
-}
+METHODS: dict[int, ZeroMethod] = {getattr(lib, f"IOU_METHOD_{method.name}"): method for method in ZeroMethod}
 
 
 # Names
@@ -40,29 +31,14 @@ def kind_name(kind: int) -> str:
     return str(ffi.string(lib.iou_kind_name(kind)).decode())
 
 
+_KINDS = {kind: kind_name(kind) for kind in range(lib.IOU_OPEN, lib.IOU_EXTENTS + 1)}
 #: The names of all kinds of operations of C.
-KINDS = tuple(kind_name(kind) for kind in range(lib.IOU_OPEN, lib.IOU_EXTENTS + 1))
+KINDS = tuple(_KINDS.values())
 
 
 def syscall_name(number: int) -> str:
     """Return the name of a system call for the log."""
     return str(ffi.string(lib.iou_syscall_name(number)).decode())
-
-
-_KINDS = {
-    kind: kind_name(kind)
-    for kind in (
-        lib.IOU_OPEN,
-        lib.IOU_CLOSE,
-        lib.IOU_STAT,
-        lib.IOU_READ,
-        lib.IOU_WRITE,
-        lib.IOU_ZERO,
-        lib.IOU_TRIM,
-        lib.IOU_FLUSH,
-        lib.IOU_EXTENTS,
-    )
-}
 
 
 def describe(kind: int, name: str, offset: int, length: int) -> str:
