@@ -40,7 +40,6 @@ from .runtime.served import Served
 from .runtime.state_watch import StateWatch
 from .storage.buffers import BufferPool
 from .storage.file.engine import Engine, async_io_error
-from .storage.lending import Buffers
 from .storage.qemu import leftovers
 from .transfers.durable_records import DurableRecords
 from .transfers.rate_limits import RateLimits
@@ -169,8 +168,7 @@ class Daemon:
     def _make_servers(self) -> dict[str, Server]:
         """Return the servers, by service."""
         config, secure = self._config, self._tls
-        pool = BufferPool(memory_shares.of_buffers(config))
-        buffers = Buffers(pool)
+        buffers = BufferPool(memory_shares.of_buffers(config))
         local = LocalService(self._sockets.local_address, self._sockets.local_place)
         context = None if secure is None else lambda: secure.context
         handshakes, limit = self._serving.handshakes, self._connections.http
@@ -189,7 +187,7 @@ class Daemon:
             page=self._page,
             nbd={service: server.prepare for service, server in upgraded.items()},
         )
-        made: dict[str, Server] = {"remote": images, "local": images, **self._make_observers(pool)}
+        made: dict[str, Server] = {"remote": images, "local": images, **self._make_observers(buffers)}
         made |= {f"{service} nbd": server for service, server in upgraded.items()}
         if config.nbd.enable:
             made["nbd"], made["nbd-local"] = nbd_servers(

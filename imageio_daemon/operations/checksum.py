@@ -12,8 +12,7 @@ from ..errors import OutOfRange
 from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, zero_digest
 from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
-from ..storage.buffers import Buffer
-from ..storage.lending import Buffers
+from ..storage.buffers import Buffer, BufferPool
 from ..storage.running import Kind
 from ..transfers.transfer import Transfer
 from .bounds import readable_size
@@ -50,7 +49,7 @@ Tell = Callable[[Blocks], Awaitable[None]]
 
 async def checksum(
     transfer: Transfer,
-    buffers: Buffers,
+    buffers: BufferPool,
     hashing: Hashing,
     wanted: WantedChecksum,
     total: Total,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DENIED, Canceled, Error, InUse
 from ..image.blockhash import Total
-from ..storage.lending import Buffers
+from ..storage.buffers import BufferPool
 from ..transfers.store import TransferStore
 from ..transfers.transfer import FINALIZED, Transfer
 from . import operations
@@ -84,7 +84,7 @@ class Verification:
 class Finalizer:
     """Finalize images, each by one verification at a time."""
 
-    def __init__(self, store: TransferStore, buffers: Buffers, hashing: Hashing) -> None:
+    def __init__(self, store: TransferStore, buffers: BufferPool, hashing: Hashing) -> None:
         self._store = store
         self._buffers = buffers
         self._hashing = hashing

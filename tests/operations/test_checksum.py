@@ -13,9 +13,8 @@ from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.image.pieces import SHORT_HOLE
 from imageio_daemon.operations.checksum import WantedChecksum, checksum
 from imageio_daemon.operations.hashing import Hashing
-from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
-from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
-from imageio_daemon.storage.lending import Buffers
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Operation
+from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Slice
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -47,7 +46,7 @@ class SparseBackend(MemoryBackend):
     def info(self) -> BackendInfo:
         return replace(super().info, size=self.size)
 
-    async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
+    async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
         await asyncio.sleep(0)
         assert any(self.content[offset : offset + len(piece)]), "a hole was read"
         self.lengths.append(len(piece))
@@ -70,7 +69,7 @@ class World:
     def __init__(self, parts: list[Part], hashing: Hashing, buffer: int = MIN_BUFFER) -> None:
         self.backend = SparseBackend(parts)
         self.buffer = buffer
-        self.pool = BufferPool(8 * buffer)
+        self.pool = BufferPool(8 * buffer, buffer)
         self.hashing = hashing
         store = TransferStore(self._open, most_tickets=1, most_connections=1)
         ticket = Ticket("secret", "file:///disk", self.backend.size, (Access.READ,), timeout=300, inactivity_timeout=60)
@@ -82,7 +81,7 @@ class World:
     async def checksum(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
         total = Total(algorithm)
         wanted = WantedChecksum(algorithm, block_size)
-        await checksum(self.transfer, Buffers(self.pool, self.buffer), self.hashing, wanted, total)
+        await checksum(self.transfer, self.pool, self.hashing, wanted, total)
         return total.hexdigest()
 
     def expected(self, algorithm: str = "sha256", block_size: int = MiB) -> str:

@@ -14,7 +14,6 @@ from imageio_daemon.operations.finalize import ComparedDigest, ExpectedImage, Fi
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
-from imageio_daemon.storage.lending import Buffers
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -38,7 +37,7 @@ class World:
         self.backend = FaultyBackend(self.memory)
         self.store = TransferStore(self._open, most_tickets=2, most_connections=1)
         self.hashing = Hashing(1)
-        self.finalizer = Finalizer(self.store, Buffers(BufferPool(8 * MIN_BUFFER), MIN_BUFFER), self.hashing)
+        self.finalizer = Finalizer(self.store, BufferPool(8 * MIN_BUFFER, MIN_BUFFER), self.hashing)
         self.transfer, self.other = (self.store.add(self._ticket(name)) for name in ("one", "two"))
 
     @staticmethod

@@ -9,13 +9,11 @@ from imageio_daemon.errors import (
     NotFound,
     OutOfRange,
     PeerGone,
-    Unavailable,
 )
 from imageio_daemon.image.extents import Extent, ExtentList
 from imageio_daemon.operations import operations
 from imageio_daemon.storage.backend import Backend, Context, Operation, ZeroMethod
-from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
-from imageio_daemon.storage.lending import Buffers
+from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -175,7 +173,7 @@ async def test_dirty_extents_without_bitmap_are_not_found(world: World) -> None:
 
 
 async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> None:
-    buffers = Buffers(BufferPool(8 * MiB), 4 * MiB)
+    buffers = BufferPool(8 * MiB, 4 * MiB)
     everybody = asyncio.Barrier(8)
 
     async def hold() -> None:
@@ -202,13 +200,3 @@ def test_progress_has_no_bytes_that_were_read_again() -> None:
         op.advance(count)
     assert (op.done, op.progress) == (140, 100)
     op.release()
-
-
-async def test_a_wait_for_memory_has_an_end() -> None:
-    buffers = Buffers(BufferPool(MIN_BUFFER), MIN_BUFFER)
-    async with buffers.lease(None, 1):
-        with pytest.raises(Unavailable, match="no memory"):
-            async with buffers.lease(None, 1, patience=0.01):
-                raise AssertionError
-    async with buffers.lease(None, 1, patience=0.01):
-        """The claim that was given up is not in the way."""

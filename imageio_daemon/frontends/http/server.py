@@ -22,7 +22,7 @@ from ...operations.hashing import Hashing
 from ...runtime.audit_log import AuditLog
 from ...runtime.logs import LogLevel
 from ...runtime.served import Served
-from ...storage.lending import Buffers
+from ...storage.buffers import BufferPool
 from ...transfers.store import TransferStore
 from ...units import KiB
 from .answering import Answering
@@ -171,7 +171,7 @@ class HttpServer:
 def images_server(
     config: Config,
     store: TransferStore,
-    buffers: Buffers,
+    buffers: BufferPool,
     hashing: Hashing,
     finalizer: Finalizer,
     limit: ConnectionLimit,

@@ -19,7 +19,7 @@ from ....image.blockhash import (
 from ....operations.checksum import Blocks, WantedChecksum, checksum
 from ....operations.hashing import Hashing
 from ....operations.peers import ByteSink
-from ....storage.lending import Buffers
+from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....units import KiB
@@ -40,7 +40,7 @@ ALGORITHMS = tuple(algorithms())
 class Checksums:
     """Serve the checksums of images."""
 
-    def __init__(self, store: TransferStore, buffers: Buffers, hashing: Hashing) -> None:
+    def __init__(self, store: TransferStore, buffers: BufferPool, hashing: Hashing) -> None:
         self._store = store
         self._buffers = buffers
         self._hashing = hashing

@@ -13,7 +13,7 @@ from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedE
 from ....lanes.http import Instruction
 from ....operations import operations
 from ....storage.backend import BackendInfo
-from ....storage.lending import Buffers
+from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
@@ -78,7 +78,7 @@ class Images:
     def __init__(
         self,
         store: TransferStore,
-        buffers: Buffers,
+        buffers: BufferPool,
         finalize: Callable[[web.Request, dict[str, Any]], Awaitable[web.Response]],
         *,
         max_connections: int,
