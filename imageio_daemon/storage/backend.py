@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from ioutil_ext import ffi
 
@@ -13,6 +13,7 @@ from ..errors import Canceled
 from ..image.extents import ExtentStream
 from ..runtime import request_activity
 from ..runtime.request_activity import Wait
+from .buffers import Slice
 from .durable import DurableRecord
 from .running import Kind, WaitingOperation
 
@@ -46,33 +47,6 @@ class Holder(Protocol):
 
     def release(self) -> None:
         """Subtract one from the count of users."""
-
-
-class Memory(Protocol):
-    """The memory of one storage operation, as a Slice of a buffer.
-
-    The caller of an operation keeps the memory until the operation has ended. Code that uses it longer retains
-    `buffer`.
-    """
-
-    def __len__(self) -> int:
-        """Return the size in bytes."""
-        ...
-
-    @property
-    def view(self) -> memoryview:
-        """Return the memory."""
-        ...
-
-    @property
-    def address(self) -> Any:
-        """Return the address of the memory for C."""
-        ...
-
-    @property
-    def buffer(self) -> Holder:
-        """Return the holder to retain."""
-        ...
 
 
 class Operation:
@@ -231,8 +205,8 @@ class Backend(Protocol):
         """
         ...
 
-    def pread(self, op: Operation, piece: Memory, offset: int) -> Awaitable[object]:
-        """Fill the memory of the piece with the bytes of the image at offset."""
+    def pread(self, op: Operation, piece: Slice, offset: int) -> Awaitable[object]:
+        """Fill the piece with the bytes of the image at offset. It is used until the operation has ended."""
         ...
 
     def zero(

@@ -99,12 +99,12 @@ async def test_nothing_is_known_of_an_image_that_tells_less_than_it_is_asked(
     engine: Engine, image: QemuImage, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await start(engine, image, servers)
-    ask = backend._extents
+    ask = backend.list_extents
 
     async def less(op: Operation, offset: int, length: int, most: int) -> ExtentList:
         return await ask(op, offset, min(length, 512), most)
 
-    monkeypatch.setattr(backend, "_extents", less)
+    monkeypatch.setattr(backend, "list_extents", less)
     assert not await backend.reads_zero(Operation())
     await backend.close()
 
@@ -116,7 +116,7 @@ async def test_nothing_is_known_of_an_image_that_cannot_be_asked(
         raise StorageError(5, "status", "on purpose")
 
     backend = await start(engine, image, servers)
-    monkeypatch.setattr(backend, "_extents", fail)
+    monkeypatch.setattr(backend, "list_extents", fail)
     assert not await backend.reads_zero(Operation())
     assert f"not known whether {image.path} reads as zeros" in caplog.text
     monkeypatch.undo()

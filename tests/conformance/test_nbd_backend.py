@@ -38,6 +38,7 @@ from imageio_daemon.storage.nbd.client_handshake import ClientHandshake, Connect
 from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse
+from ioutil_ext import lib
 from tests.support.backends import extents_of
 from tests.support.changes import pwrite, trim, zero
 from tests.support.daemon import Certificates
@@ -614,7 +615,7 @@ async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extende
 
 async def test_one_extent_is_asked_for_as_such(server: FakeNbd, open_nbd: Open) -> None:
     backend = await open_nbd(server)
-    found = await backend.first_extent(Operation(), 1000)
+    found = await backend.list_extents(Operation(), 0, 1000, 1, lib.IOU_LAYERS)
     assert list(found) == [Extent(0, 1000, zero=True)]
     assert [asked.header.flags for asked in server.asked] == [CommandFlag.REQ_ONE]
 

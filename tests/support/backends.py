@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream, merged
-from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation, ZeroMethod
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
+from imageio_daemon.storage.buffers import Slice
 from imageio_daemon.storage.durable import DurableRecord
 
 
@@ -47,14 +48,14 @@ class MemoryBackend:
     async def reads_zero(self, op: Operation) -> bool:
         return False
 
-    async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
+    async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
         self._check(op)
         if offset + len(piece) > len(self.content):
             raise OutOfRange("past the end", len(self.content))
         piece.view[:] = self.content[offset : offset + len(piece)]
         op.advance(len(piece))
 
-    async def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> None:
+    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
         self._check(op)
         self._grow(offset + len(piece))
         self.content[offset : offset + len(piece)] = piece.view

@@ -4,13 +4,14 @@
 from collections.abc import Awaitable
 from typing import Any
 
-from imageio_daemon.storage.backend import Backend, Memory, Operation
+from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.storage.buffers import Slice
 from imageio_daemon.storage.file.engine_image import EngineImage
 from ioutil_ext import lib
 from tests.support.backends import MemoryBackend
 
 
-def pwrite(backend: Backend, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
+def pwrite(backend: Backend, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> Awaitable[object]:
     """Write the piece at offset. fua: the piece is on stable storage when the awaitable is done."""
     if isinstance(backend, MemoryBackend):
         return backend.pwrite(op, piece, offset, fua=fua)

@@ -3,18 +3,16 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Canceled, NotFound
-from ...image.extents import ExtentStream
+from ...errors import Canceled
 from .. import lasting
-from ..backend import BackendInfo, Context, Operation
+from ..backend import BackendInfo, Operation
 from ..threads import in_thread
 from .engine import Engine
-from .engine_image import EXTENTS_BATCH, EngineImage
+from .engine_image import EngineImage
 
 log = logging.getLogger(__name__)
 
@@ -67,30 +65,13 @@ class FileBackend(EngineImage):
 
     async def available(self, op: Operation) -> int | None:
         """Return the bytes that are free in the file system or already the file's, or None for block devices."""
-        space: int = await self._ranged(lib.IOU_STAT, op, 0, 0, lib.IOU_SPACE)
+        space: int = await self.submit(lib.IOU_STAT, op, flags=lib.IOU_SPACE)
         return None if space == UNKNOWN_SPACE else space
 
     async def reads_zero(self, op: Operation) -> bool:
         """Tell whether the image was one hole at the last refresh(), and this process has written nothing."""
         op.require_running()
         return bool(self._info().reads_zero)
-
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Yield holes and data. A hole of a raw image reads as zeros, because there is no image below it.
-
-        For Context.DIRTY, raises NotFound or BitmapInUse if no bitmap has what has changed.
-        """
-        dirty = context is Context.DIRTY
-        if dirty:
-            self.bitmaps()
-        end, flags = offset + length, lib.IOU_DIRTY if dirty else 0
-        while offset < end and (found := await self._extents(op, offset, end - offset, EXTENTS_BATCH, flags)):
-            offset = found.end
-            yield found
-
-    def bitmaps(self) -> Sequence[str]:
-        """Raise NotFound."""
-        raise NotFound("The image has no dirty bitmap")
 
     async def close(self) -> None:
         """Close the image. When this returns, its descriptor is closed."""

@@ -5,14 +5,14 @@ import asyncio
 import errno
 import itertools
 import logging
-import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ...errors import Error, StorageError, Unavailable
-from ..backend import Holder, Operation
+from ..backend import Holder
 from ..completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
 
 log = logging.getLogger(__name__)
@@ -31,30 +31,22 @@ def no_more(_: Any) -> Error | None:
     return None
 
 
-class _Pending:
-    __slots__ = ("explain", "flags", "future", "holders", "kind", "length", "name", "offset", "records")
+@dataclass(eq=False, slots=True)
+class Submission:
+    """An operation for the engine: its range in bytes, and what lives until its end.
 
-    def __init__(
-        self,
-        future: "asyncio.Future[Any]",
-        kind: int,
-        name: str,
-        flags: int,
-        offset: int,
-        length: int,
-        holders: tuple[Holder, ...],
-        explain: Explain = no_more,
-        records: Any = None,
-    ) -> None:
-        self.future = future
-        self.explain = explain
-        self.kind = kind
-        self.name = name
-        self.flags = flags
-        self.offset = offset
-        self.length = length
-        self.holders = holders
-        self.records = records  # memory that C reads or fills
+    `name` is the image's, for errors. The holders are retained, and `held` is memory that C reads or fills.
+    """
+
+    kind: int
+    name: str
+    flags: int = 0
+    offset: int = 0
+    length: int = 0
+    holders: tuple[Holder, ...] = ()
+    explain: Explain = no_more
+    held: Any = None
+    future: "asyncio.Future[Any]" = field(init=False)
 
     @property
     def what(self) -> str:
@@ -74,50 +66,35 @@ class CompletionQueue:
         self._loop = asyncio.get_running_loop()
         self._queue = result[0]
         self._cookies = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Submission] = {}
         self._completions = ffi.new("iou_completion[]", REAP_BATCH)
         self._drained: asyncio.Future[None] | None = None
         self._loop.add_reader(lib.iou_queue_fd(self._queue), self._reap)
 
-    def submit_open(self, path: str, flags: int, op: Operation | None) -> "asyncio.Future[Any]":
-        """Start to open an image; see Engine.submit_open(). Raises Unavailable, StorageError."""
-        holders = () if op is None else (op,)
-        pending = _Pending(self._loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, holders)
-        cookie = next(self._cookies)
-        control = ffi.NULL if op is None else op.control
-        code = lib.iou_submit_open(self._queue, cookie, os.fsencode(path), flags, control)
-        return self._submitted(code, cookie, pending)
+    def submit(self, pending: Submission, call: Callable[[Any, int], int]) -> "asyncio.Future[Any]":
+        """Start an operation by a function of C, which gets the queue and a cookie, and returns 0 or a negative errno.
 
-    def submit_open_qcow2(self, chain: Any, path: str, flags: int, op: Operation) -> "asyncio.Future[Any]":
-        """Start to open an image in the format qcow2; see Engine.submit_open_qcow2()."""
-        pending = _Pending(self._loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, (op,), records=chain)
-        cookie = next(self._cookies)
-        code = lib.iou_submit_open_qcow2(self._queue, cookie, chain, flags, op.control)
-        return self._submitted(code, cookie, pending)
-
-    def submit(
-        self,
-        kind: int,
-        handle: Any,
-        flags: int,
-        offset: int,
-        length: int,
-        memory: Any,
-        memory_size: int,
-        control: Any,
-        holders: tuple[Holder, ...],
-        name: str,
-        explain: Explain = no_more,
-        records: Any = None,
-    ) -> "asyncio.Future[Any]":
-        """Start an operation; see Engine.submit(). `records` is memory that C fills for EXTENTS.
-
-        Raises Unavailable if the engine is stopping, and StorageError if it does not accept the operation.
+        Its completion cannot come before this has noted it, because this thread reaps it. Raises Unavailable if the
+        engine is stopping, and StorageError if it does not accept the operation.
         """
-        pending = _Pending(self._loop.create_future(), kind, name, flags, offset, length, holders, explain, records)
         cookie = next(self._cookies)
-        code = lib.iou_submit(self._queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control)
-        return self._submitted(code, cookie, pending)
+        code = call(self._queue, cookie)
+        if -code == errno.ESHUTDOWN:
+            raise Unavailable("The server is shutting down")
+        if code:
+            raise StorageError(-code, pending.what, "submit")
+        for holder in pending.holders:
+            holder.retain()
+        pending.future = self._loop.create_future()
+        self._pending[cookie] = pending
+        return pending.future
+
+    def close(self, handle: Any, name: str) -> "asyncio.Future[Any]":
+        """Start to close a handle; see submit()."""
+        return self.submit(
+            Submission(lib.IOU_CLOSE, name),
+            lambda queue, cookie: lib.iou_submit(queue, cookie, handle, lib.IOU_CLOSE, 0, 0, 0, ffi.NULL, 0, ffi.NULL),
+        )
 
     async def drain(self) -> None:
         """Wait until no operation is pending."""
@@ -129,20 +106,6 @@ class CompletionQueue:
         """Free the queue. No operation may be pending. Raises StorageError."""
         self._loop.remove_reader(lib.iou_queue_fd(self._queue))
         check(lib.iou_queue_free(self._queue), "free a completion queue")
-
-    def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Any]":
-        """Note an operation that C has accepted. Its completion cannot come before, because this thread reaps it.
-
-        `code` is the result of the submission. Raises Unavailable, StorageError.
-        """
-        if -code == errno.ESHUTDOWN:
-            raise Unavailable("The server is shutting down")
-        if code:
-            raise StorageError(-code, pending.what, "submit")
-        for holder in pending.holders:
-            holder.retain()
-        self._pending[cookie] = pending
-        return pending.future
 
     def _reap(self) -> None:
         # If more than a batch is ready, the eventfd stays readable, and the next step of the loop reaps the rest.
@@ -158,7 +121,7 @@ class CompletionQueue:
         if not self._pending and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def _finish(self, pending: _Pending, completion: Any) -> None:
+    def _finish(self, pending: Submission, completion: Any) -> None:
         future = pending.future
         if future.cancelled():
             self._abandon(pending, completion)
@@ -171,7 +134,7 @@ class CompletionQueue:
         elif pending.kind == lib.IOU_OPEN:
             future.set_result(completion.handle)
         elif pending.kind == lib.IOU_EXTENTS:
-            future.set_result(extent_list(pending.records, completion.count, pending.offset))
+            future.set_result(extent_list(pending.held, completion.count, pending.offset))
         elif pending.kind == lib.IOU_STAT:
             future.set_result(completion.size)
         else:
@@ -180,18 +143,18 @@ class CompletionQueue:
             holder.release()
         _tell(pending, completion)  # at last, so that an error here leaves no task waiting
 
-    def _abandon(self, pending: _Pending, completion: Any) -> None:
+    def _abandon(self, pending: Submission, completion: Any) -> None:
         if completion.error and completion.error != errno.ECANCELED:
             log.warning("%s", _failure(pending, completion))
         if completion.handle:
-            self.submit(lib.IOU_CLOSE, completion.handle, 0, 0, 0, ffi.NULL, 0, ffi.NULL, (), pending.name)
+            self.close(completion.handle, pending.name)
 
 
-def _failure(pending: _Pending, completion: Any) -> Error:
+def _failure(pending: Submission, completion: Any) -> Error:
     error = pending.explain(completion) or no_fault(completion, pending.flags)
     return error or StorageError(completion.error, pending.what, syscall_name(completion.syscall))
 
 
-def _tell(pending: _Pending, completion: Any) -> None:
+def _tell(pending: Submission, completion: Any) -> None:
     if completion.elapsed > SLOW_NS or pending.kind in _ZEROING:
         tell(pending.what, pending.name, completion.elapsed, completion.given_up)

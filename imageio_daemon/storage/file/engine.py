@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ...image.extents import ExtentList
 from ..backend import Holder, Operation
-from ..completions import RECORD_SIZE, check, kind_name, new_records
-from .completion_queue import CompletionQueue, Explain, no_more
+from ..completions import check, kind_name
+from .completion_queue import CompletionQueue, Explain, Submission, no_more
 
 #: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
@@ -58,32 +57,28 @@ class Engine:
         self._queue: CompletionQueue | None = None
 
     def submit_open(
-        self,
-        path: str,
-        *,
-        writable: bool,
-        buffered: bool = False,
-        shared: bool = False,
-        op: Operation | None = None,
+        self, path: str, *, writable: bool, shared: bool = False, op: Operation | None = None
     ) -> "asyncio.Future[Any]":
         """Open an image. The result of the future is the handle, which the caller closes with IOU_CLOSE.
 
         With `shared`, other programs may use an image that is writable here. If `op` is cancelled, the open ends while
         it waits for a thread. The future fails as that of submit(), or with ImageInUse.
         """
-        flags = (
-            (lib.IOU_WRITABLE if writable else 0)
-            | (lib.IOU_BUFFERED if buffered else 0)
-            | (lib.IOU_SHARED if shared else 0)
+        flags, control = _open_flags(writable=writable, shared=shared), ffi.NULL if op is None else op.control
+        return self._of_loop().submit(
+            Submission(lib.IOU_OPEN, path, flags, holders=() if op is None else (op,)),
+            lambda queue, cookie: lib.iou_submit_open(queue, cookie, os.fsencode(path), flags, control),
         )
-        return self._of_loop().submit_open(path, flags, op)
 
     def submit_open_qcow2(
         self, chain: Any, path: str, *, writable: bool, shared: bool, op: Operation
     ) -> "asyncio.Future[Any]":
         """Open an image in the format qcow2, as submit_open() does. `chain` is an iou_qcow2_chain, with its memory."""
-        flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_SHARED if shared else 0)
-        return self._of_loop().submit_open_qcow2(chain, path, flags, op)
+        flags = _open_flags(writable=writable, shared=shared)
+        return self._of_loop().submit(
+            Submission(lib.IOU_OPEN, path, flags, holders=(op,), held=chain),
+            lambda queue, cookie: lib.iou_submit_open_qcow2(queue, cookie, chain, flags, op.control),
+        )
 
     def submit(
         self,
@@ -100,35 +95,16 @@ class Engine:
         name: str = "",
         explain: Explain = no_more,
     ) -> "asyncio.Future[Any]":
-        """Start an operation on the running loop. Retains the holders until it has ended.
+        """Start an operation on the running loop. Retains the holders and the memory until it has ended.
 
         `name` is the image's, for errors. For `explain`, see EngineImage.explain(). The future fails with StorageError,
         Canceled, NotFast or Unavailable. Cancelling the future does not end the operation.
         """
         return self._of_loop().submit(
-            kind, handle, flags, offset, length, memory, memory_size, control, holders, name, explain
-        )
-
-    def submit_extents(
-        self,
-        handle: Any,
-        op: Operation,
-        offset: int,
-        length: int,
-        *,
-        most: int,
-        name: str,
-        flags: int = 0,
-        explain: Explain = no_more,
-    ) -> "asyncio.Future[ExtentList]":
-        """Start to list a range. The future's result has at most `most` extents, from the beginning of the range.
-
-        The last one ends at the end of the image or before. See submit().
-        """
-        records = new_records(most)
-        size = most * RECORD_SIZE
-        return self._of_loop().submit(
-            lib.IOU_EXTENTS, handle, flags, offset, length, records, size, op.control, (op,), name, explain, records
+            Submission(kind, name, flags, offset, length, holders, explain, memory),
+            lambda queue, cookie: lib.iou_submit(
+                queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control
+            ),
         )
 
     def cancel_queued(self) -> None:
@@ -140,13 +116,7 @@ class Engine:
         records = ffi.new("iou_running[]", most)
         count = lib.iou_engine_running(self._engine, records, most)
         return [
-            Running(
-                kind_name(r.kind),
-                os.fsdecode(ffi.string(r.path)),
-                r.offset,
-                r.length,
-                r.elapsed / 1e9,
-            )
+            Running(kind_name(r.kind), os.fsdecode(ffi.string(r.path)), r.offset, r.length, r.elapsed / 1e9)
             for r in records[0:count]
         ]
 
@@ -180,3 +150,7 @@ class Engine:
         if self._queue is None:
             self._queue = CompletionQueue(self._engine)
         return self._queue
+
+
+def _open_flags(*, writable: bool, shared: bool) -> int:
+    return (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_SHARED if shared else 0)

@@ -2,16 +2,17 @@
 """The common base of backends whose images C opens: operations through the engine, and the handle for lanes."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
-from ioutil_ext import lib
+from ioutil_ext import ffi, lib
 
-from ...errors import Canceled, Error
-from ...image.extents import ExtentList
-from ..backend import Memory, Operation
-from ..completions import check
+from ...errors import Canceled, Error, NotFound
+from ...image.extents import ExtentList, ExtentStream
+from ..backend import Context, Holder, Operation
+from ..buffers import Slice
+from ..completions import RECORD_SIZE, check, new_records
 from ..durable import DurableRecord
 from .engine import Engine
 
@@ -22,41 +23,63 @@ EXTENTS_BATCH = 16384
 class EngineImage:
     """An image with a handle of C. Backend has the contract. Logs call it by its name."""
 
+    #: Flags of the question for extents of Context.ZERO.
+    zero_flags: ClassVar[int] = 0
+
     def __init__(self, engine: Engine, handle: Any, name: str) -> None:
         self.name = name
         self._engine = engine
         self._handle = handle
         self._closed = False
+        #: The reason if there is no bitmap.
+        self._no_bitmap: Error = NotFound("The image has no dirty bitmap")
 
     def refresh(self, op: Operation) -> "asyncio.Future[Any]":
         """Ask for the size again, because others may have changed the image. Fails if the image's server is gone."""
-        return self._ranged(lib.IOU_STAT, op, 0, 0, 0)
+        return self.submit(lib.IOU_STAT, op)
 
-    def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":
+    def pread(self, op: Operation, piece: Slice, offset: int) -> "asyncio.Future[Any]":
         """Fill the piece with the bytes at offset."""
-        return self._engine.submit(
-            lib.IOU_READ,
-            self._handle,
-            offset=offset,
-            length=len(piece),
-            memory=piece.address,
-            memory_size=len(piece),
-            control=op.control,
-            holders=(op, piece.buffer),
-            name=self.name,
-            explain=self.explain,
-        )
+        return self.submit(lib.IOU_READ, op, offset, len(piece), 0, piece.address, len(piece), piece.buffer)
+
+    def read_into(self, op: Operation, offset: int, memory: memoryview, flags: int) -> "asyncio.Future[Any]":
+        """Fill memory of no buffer with the bytes at offset, in a way that the flags tell."""
+        size = len(memory)
+        return self.submit(lib.IOU_READ, op, offset, size, flags, ffi.from_buffer("char[]", memory), size)
 
     def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False
     ) -> "asyncio.Future[Any]":
         """Make the range read as zeros."""
         flags = (lib.IOU_ALLOCATE if allocate else 0) | (lib.IOU_FAST_ONLY if fast_only else 0)
-        return self._ranged(lib.IOU_ZERO, op, offset, length, flags)
+        return self.submit(lib.IOU_ZERO, op, offset, length, flags)
 
     def flush(self, op: Operation) -> "asyncio.Future[Any]":
         """Put everything that completed before on stable storage."""
-        return self._ranged(lib.IOU_FLUSH, op, op.offset, op.length, 0)
+        return self.submit(lib.IOU_FLUSH, op, op.offset, op.length)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        """Yield the extents. For Context.DIRTY, raises NotFound or BitmapInUse if no bitmap has what has changed."""
+        dirty = context is Context.DIRTY
+        if dirty:
+            self.bitmaps()
+        end, flags = offset + length, lib.IOU_DIRTY if dirty else self.zero_flags
+        while offset < end and (found := await self.list_extents(op, offset, end - offset, EXTENTS_BATCH, flags)):
+            offset = found.end
+            yield found
+
+    def list_extents(
+        self, op: Operation, offset: int, length: int, most: int, flags: int = 0
+    ) -> "asyncio.Future[ExtentList]":
+        """Return at most `most` extents from the beginning of the range. The last one ends with the image or before."""
+        records = new_records(most)
+        return self.submit(lib.IOU_EXTENTS, op, offset, length, flags, records, most * RECORD_SIZE)
+
+    def bitmaps(self) -> Sequence[str]:
+        """Return the bitmaps, in the order of their flags in C. Raises NotFound, BitmapInUse if there is none."""
+        if not (found := self._bitmaps()):
+            raise self._no_bitmap.with_traceback(None)
+        return found
 
     def keep(self, record: DurableRecord) -> None:
         """Have C record what is durable."""
@@ -81,22 +104,31 @@ class EngineImage:
         """
         return None
 
-    def _extents(
-        self, op: Operation, offset: int, length: int, most: int, flags: int = 0
-    ) -> "asyncio.Future[ExtentList]":
-        return self._engine.submit_extents(
-            self._handle, op, offset, length, most=most, name=self.name, flags=flags, explain=self.explain
-        )
-
-    def _ranged(self, kind: int, op: Operation, offset: int, length: int, flags: int) -> "asyncio.Future[Any]":
+    def submit(
+        self,
+        kind: int,
+        op: Operation,
+        offset: int = 0,
+        length: int = 0,
+        flags: int = 0,
+        memory: Any = ffi.NULL,
+        memory_size: int = 0,
+        *holders: Holder,
+    ) -> "asyncio.Future[Any]":
+        """Start an operation on the handle; see Engine.submit()."""
         return self._engine.submit(
             kind,
             self._handle,
             flags=flags,
             offset=offset,
             length=length,
+            memory=memory,
+            memory_size=memory_size,
             control=op.control,
-            holders=(op,),
+            holders=(op, *holders),
             name=self.name,
             explain=self.explain,
         )
+
+    def _bitmaps(self) -> Sequence[str]:
+        return ()

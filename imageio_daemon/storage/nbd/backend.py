@@ -7,36 +7,21 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from ioutil_ext import ffi, lib
+from ioutil_ext import lib
 
-from ...errors import Error, NotFound, ServerRefuses, StorageError, Unusable
-from ...image.extents import ExtentList, ExtentStream
+from ...errors import Error, ServerRefuses, StorageError, Unusable
 from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import ExportFlag
 from ...urls.nbd import NbdAddress
-from ..backend import BackendInfo, Context, Operation
+from ..backend import BackendInfo, Operation
 from ..file.engine import Engine
-from ..file.engine_image import EXTENTS_BATCH, EngineImage
+from ..file.engine_image import EngineImage
 from .client import DRAIN_TIMEOUT, NbdClient, Zeroing
 from .client_handshake import ConnectOptions
 from .nbd_session import open_session
 from .warm_up import WARM_UP, WarmUp
 
 log = logging.getLogger(__name__)
-
-
-class Kept:
-    """Memory that the engine keeps, as one of an operation's holders, until the operation has ended."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self.address = ffi.cast("char *", ffi.from_buffer(memory))
-        self.size = len(memory)
-
-    def retain(self) -> None:
-        """Do nothing: the reference keeps the memory."""
-
-    def release(self) -> None:
-        """Do nothing."""
 
 
 class NbdBackend(EngineImage):
@@ -48,6 +33,7 @@ class NbdBackend(EngineImage):
 
     #: Whether a range that stays allocated can be zeroed without data I/O, if other ranges can.
     fast_allocation: ClassVar[bool] = True
+    zero_flags = lib.IOU_LAYERS
 
     def __init__(self, engine: Engine, client: NbdClient, name: str, zero_unit: int | None) -> None:
         super().__init__(engine, client.handle, name)
@@ -55,8 +41,6 @@ class NbdBackend(EngineImage):
         self._client = client
         self._zero_unit = zero_unit
         self._warm_up: WarmUp | None = None
-        #: The reason if there is no bitmap.
-        self._no_bitmap: Error = NotFound("The image has no dirty bitmap")
 
     @classmethod
     async def open(
@@ -125,30 +109,10 @@ class NbdBackend(EngineImage):
         op.require_running()
         return None
 
-    def bitmaps(self) -> Sequence[str]:
-        """Return the bitmaps of the server, in the order of their flags in C.
-
-        Raises NotFound if there are none, and BitmapInUse if another program uses the bitmap.
-        """
-        found = self._client.agreed.bitmaps
-        if not found:
-            raise self._no_bitmap.with_traceback(None)
-        return found
-
     async def reads_zero(self, op: Operation) -> bool:
         """Return False: it is not known."""
         op.require_running()
         return False
-
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Yield the server's extents. For Context.DIRTY, raises NotFound or BitmapInUse if there is no bitmap."""
-        dirty = context is Context.DIRTY
-        if dirty:
-            self.bitmaps()
-        end, flags = offset + length, lib.IOU_DIRTY if dirty else lib.IOU_LAYERS
-        while offset < end and (found := await self._extents(op, offset, end - offset, EXTENTS_BATCH, flags)):
-            offset = found.end
-            yield found
 
     def interrupt(self) -> None:
         """End cancelled operations of which nothing was sent. Others wait for their replies."""
@@ -176,31 +140,8 @@ class NbdBackend(EngineImage):
     def _unflushed(self) -> bool:
         return self._closed or bool(self._client.state.unflushed)
 
-    # For WarmUp and subclasses
-
-    def first_extent(self, op: Operation, length: int) -> "asyncio.Future[ExtentList]":
-        """Return the first extent of the image. Fails at once if the server is gone."""
-        return self._extents(op, 0, length, 1, lib.IOU_LAYERS | lib.IOU_NOW)
-
-    def read_whole(self, op: Operation, memory: memoryview) -> "asyncio.Future[Any]":
-        """Read the beginning of the image by one request. Fails at once if the server is gone."""
-        return self._read(op, 0, memory, lib.IOU_WHOLE | lib.IOU_NOW)
-
-    def _read(self, op: Operation, offset: int, memory: memoryview, flags: int) -> "asyncio.Future[Any]":
-        kept = Kept(memory)
-        return self._engine.submit(
-            lib.IOU_READ,
-            self._handle,
-            flags=flags,
-            offset=offset,
-            length=kept.size,
-            memory=kept.address,
-            memory_size=kept.size,
-            control=op.control,
-            holders=(op, kept),
-            name=self.name,
-            explain=self.explain,
-        )
+    def _bitmaps(self) -> Sequence[str]:
+        return self._client.agreed.bitmaps
 
 
 def _unusable(agreed: Agreed, server: str, *, writable: bool) -> StorageError | None:

@@ -3,14 +3,14 @@
 
 import asyncio
 import mmap
-from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Protocol
+
+from ioutil_ext import lib
 
 from ...errors import Error
-from ...image.extents import ExtentList
 from ...units import MiB
 from ..backend import Operation
+from ..file.engine_image import EngineImage
 
 #: Bytes of the request: twice as many as any other request has.
 WARM_UP = 8 * MiB
@@ -19,22 +19,6 @@ CLOSE_TIMEOUT = 1.0
 #: The memory for the replies of all servers, which nobody looks at. It costs the process 8 MiB, and nothing before the
 #: first reply. A buffer of the pool would keep other operations waiting until the server answers.
 UNSEEN = memoryview(mmap.mmap(-1, WARM_UP))
-
-
-class Asked(Protocol):
-    """What the warm-up needs of an image."""
-
-    def first_extent(self, op: Operation, length: int) -> Awaitable[ExtentList]:
-        """Return the first extent of the image. Fails at once if the server is gone."""
-        ...
-
-    def read_whole(self, op: Operation, memory: memoryview) -> Awaitable[object]:
-        """Read the beginning of the image by one request. Fails at once if the server is gone."""
-        ...
-
-    def interrupt(self) -> None:
-        """End cancelled operations that were not sent."""
-        ...
 
 
 class WarmUp:
@@ -46,16 +30,17 @@ class WarmUp:
     because the server only tells where zeros are, and does not send them.
     """
 
-    def __init__(self, image: Asked) -> None:
+    def __init__(self, image: EngineImage) -> None:
         self._image = image
         self._op = Operation()
         self._task = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
         with suppress(Error):
-            found = await self._image.first_extent(self._op, WARM_UP)
+            # IOU_NOW: these fail at once if the server is gone.
+            found = await self._image.list_extents(self._op, 0, WARM_UP, 1, lib.IOU_LAYERS | lib.IOU_NOW)
             if found.end >= WARM_UP and all(extent.zero for extent in found):
-                await self._image.read_whole(self._op, UNSEEN)
+                await self._image.read_into(self._op, 0, UNSEEN, lib.IOU_WHOLE | lib.IOU_NOW)
 
     async def end(self) -> bool:
         """Cancel the warm-up, and return whether it has ended within CLOSE_TIMEOUT. If not, cut the session."""

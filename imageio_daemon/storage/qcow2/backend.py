@@ -55,7 +55,6 @@ class Qcow2Backend(FileBackend):
     _identity: object
     _first: int  # the generation at the opening of an image that may read as zeros, else 0
     _bitmap: str | None  # the bitmap that has what has changed
-    _no_bitmap: Error  # the reason if there is no bitmap
 
     @classmethod
     async def start(
@@ -79,7 +78,7 @@ class Qcow2Backend(FileBackend):
             tell_writers(backend._info(), path, shared=shared)
         backend._identity = found.identity
         backend._first = backend.generation if writable and found.alone else 0
-        backend._bitmap, backend._no_bitmap = bitmap, NotFound("The image has no dirty bitmap")
+        backend._bitmap = bitmap
         if bitmap is not None and (why := memory.why_no_bitmap()) is not None:
             backend._bitmap, backend._no_bitmap = None, why
             log.warning("%s is served without the bitmap %s: %s", path, bitmap, why)
@@ -96,20 +95,17 @@ class Qcow2Backend(FileBackend):
             can_fast_allocate=True,
         )
 
-    def bitmaps(self) -> Sequence[str]:
-        """Return the bitmap that the ticket names. Raises NotFound, BitmapInUse."""
-        if self._bitmap is None:
-            raise self._no_bitmap.with_traceback(None)
-        return (DIRTY_BITMAP + self._bitmap,)
-
     async def reads_zero(self, op: Operation) -> bool:
         """Tell whether the image reads as zeros by its tables, and was not changed since it was opened."""
         op.require_running()
         size = self.info.size
         if not self._first or self.generation != self._first:
             return False
-        kinds = await self._extents(op, 0, size, 3)
+        kinds = await self.list_extents(op, 0, size, 3)
         return kinds.end == size and all(extent.zero for extent in kinds)
+
+    def _bitmaps(self) -> Sequence[str]:
+        return () if self._bitmap is None else (DIRTY_BITMAP + self._bitmap,)
 
 
 class _Memory:

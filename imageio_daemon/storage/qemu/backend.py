@@ -130,7 +130,7 @@ class QemuBackend(NbdBackend):
             if offset >= end:
                 break
             length = min(STEP - offset % STEP, end - offset)
-            found = await self._extents(op, offset, length, 1)
+            found = await self.list_extents(op, offset, length, 1)
             if not all(extent.zero for extent in found):
                 return False
             offset = found.end
@@ -140,7 +140,7 @@ class QemuBackend(NbdBackend):
         """Read the bytes from offset on, without asking qemu-nbd to look where data is, as it does for other reads."""
         memory = bytearray(length)
         if length:
-            await self._read(op, offset, memoryview(memory), lib.IOU_DENSE)
+            await self.read_into(op, offset, memoryview(memory), lib.IOU_DENSE)
         return memory
 
 

@@ -3,7 +3,7 @@
 
 import errno
 from contextlib import aclosing
-from typing import NamedTuple, NoReturn, Self
+from typing import NamedTuple, Self
 
 from ...errors import NotFound, StorageError
 from ...image.extents import ExtentStream
@@ -63,11 +63,9 @@ class RbdBackend(QemuBackend):
         found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT, alone=True)
         backend = await cls.serve(engine, found, str(address), options, how._replace(answer_timeout=ANSWER_TIMEOUT))
         backend._image = image
+        # Only rbd(8) compares with a snapshot, and C cannot ask it.
+        backend._no_bitmap = NotFound("What has changed in an image on Ceph is told over HTTP only")
         return backend
-
-    def bitmaps(self) -> NoReturn:
-        """Raise NotFound: only rbd(8) compares with a snapshot, and C cannot ask it."""
-        raise NotFound("What has changed in an image on Ceph is told over HTTP only")
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Yield librbd's extents. Raises NotFound for Context.DIRTY if the ticket names no snapshot to compare with."""
