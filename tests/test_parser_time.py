@@ -75,7 +75,7 @@ from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
 from imageio_daemon.storage.qemu import chain, reasons
 from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
-from imageio_daemon.transfers.kept.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
+from imageio_daemon.transfers.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
 from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_URL
 from imageio_daemon.transfers.ticket import Ticket
 from imageio_daemon.units import KiB, MiB

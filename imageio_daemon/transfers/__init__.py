@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tickets in use. TransferStore.authorize() (store.py) decides whether a request may use a ticket's image.
 
-`ticket` and `keys` have what a ticket may say, `transfer` what runs, of its `parts`. `active` has which transfers may
+`ticket` and `keys` have what a ticket may say, `transfer` what runs. `active` has which transfers may
 go on, `rate_limits` how fast, `durable_records` what is known to be on stable storage. Tickets that outlive the process
-are in `kept`.
+are in `kept_tickets`.
 
 Use everything here on the event loop. Then the code between two `await` is one step, in which no other code runs. While
 code waits, a transfer may be cancelled, or its image released after the ticket's expiry. begin() and add_lane() check
@@ -11,5 +11,5 @@ this. All code that uses the image holds an operation or a lane, and the image i
 Backend.info and Backend.generation need neither. Code that got its backend before begin() passes the backend to it.
 Other code calls begin() first, then backend().
 
-Threads write durable records and kept tickets; see durable_records, kept and runtime/file_writer.
+Threads write durable records and kept tickets; see durable_records, kept_tickets and runtime/file_writer.
 """

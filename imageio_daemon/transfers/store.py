@@ -12,14 +12,14 @@ from ..runtime.sums import Sums
 from ..storage.totals import Totals
 from .active import AtWork, Drain
 from .durable_records import DurableRecords
-from .kept.kept_ticket import KeptTicket
-from .kept.kept_tickets import KeptTickets, until_forgotten
-from .parts.end import CanceledTransfers
-from .parts.permission import Clock
-from .parts.transfer_image import Identify, OpenBackend
+from .end import CanceledTransfers
+from .kept_ticket import KeptTicket
+from .kept_tickets import KeptTickets, until_forgotten
+from .permission import Clock
 from .rate_limits import RateLimits
 from .ticket import Access, Changes, Ticket
 from .transfer import Transfer
+from .transfer_image import Identify, OpenBackend
 
 log = logging.getLogger(__name__)
 

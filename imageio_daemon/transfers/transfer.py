@@ -16,16 +16,16 @@ from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..storage.totals import Totals
+from .connections import Connections
 from .durable_records import DurableRecords
-from .parts.connections import Connections
-from .parts.end import CanceledTransfers, TransferEnd
-from .parts.permission import Clock, Permission, Seal
-from .parts.rate import Pauses
-from .parts.status import TransferStatus
-from .parts.traffic import Traffic
-from .parts.transfer_image import Identify, OpenBackend, TransferImage
+from .end import CanceledTransfers, TransferEnd
+from .permission import Clock, Permission, Seal
+from .rate import Pauses
 from .rate_limits import RateLimits
+from .status import TransferStatus
 from .ticket import Access, Ticket
+from .traffic import Traffic
+from .transfer_image import Identify, OpenBackend, TransferImage
 
 #: The key in kept_state of the report on a finalized image.
 FINALIZED = "finalized"

@@ -23,7 +23,7 @@ from imageio_daemon.runtime import request_activity
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.running import Kind
 from imageio_daemon.storage.totals import Totals
-from imageio_daemon.transfers.parts.permission import Permission
+from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

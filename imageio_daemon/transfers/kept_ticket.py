@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import InvalidRequest
-from ..ticket import Ticket
+from ..errors import InvalidRequest
+from .ticket import Ticket
 
 #: Most bytes of a file. A ticket with the longest texts, all escaped in JSON, has 50 KiB.
 MAX_TICKET_FILE = 256 * 1024

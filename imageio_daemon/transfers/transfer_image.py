@@ -8,13 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from ...errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
-from ...runtime import logs
-from ...runtime.request_activity import current
-from ...storage.backend import Backend, Operation
-from ...storage.durable import NO_RECORD, DurableRecord
-from ..durable_records import DurableRecords, RecordWriter
-from ..ticket import Ticket
+from ..errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
+from ..runtime import logs
+from ..runtime.request_activity import current
+from ..storage.backend import Backend, Operation
+from ..storage.durable import NO_RECORD, DurableRecord
+from .durable_records import DurableRecords, RecordWriter
+from .ticket import Ticket
 
 log = logging.getLogger(__name__)
 

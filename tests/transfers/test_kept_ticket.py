@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from imageio_daemon.errors import InvalidRequest
-from imageio_daemon.transfers.kept.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket, file_name
+from imageio_daemon.transfers.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket, file_name
 from imageio_daemon.transfers.ticket import Access, Ticket
 
 TICKET = Ticket(

@@ -11,13 +11,13 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 
-from ...errors import Error, InvalidRequest, StorageError, Unavailable
-from ...runtime import logs
-from ...runtime.file_writer import Done, FileWriter
-from ...runtime.state import StateDirectory, read_file
-from ..parts.permission import Clock
-from ..transfer import Transfer
+from ..errors import Error, InvalidRequest, StorageError, Unavailable
+from ..runtime import logs
+from ..runtime.file_writer import Done, FileWriter
+from ..runtime.state import StateDirectory, read_file
 from .kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket, file_name
+from .permission import Clock
+from .transfer import Transfer
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 
-from ...errors import InUse, TooManyTickets
-from ...runtime import logs
-from ..ticket import Ticket
+from ..errors import InUse, TooManyTickets
+from ..runtime import logs
 from .permission import Permission
 from .rate import Pauses
+from .ticket import Ticket
 from .traffic import Traffic
 from .transfer_image import Identify, TransferImage
 

@@ -5,12 +5,12 @@ import heapq
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
-from ...runtime.file_writer import Done
-from ...runtime.state import StateDirectory
-from ..parts.permission import Clock
-from ..transfer import Transfer
+from ..runtime.file_writer import Done
+from ..runtime.state import StateDirectory
 from .kept_ticket import KeptTicket
+from .permission import Clock
 from .ticket_files import KEEP_TIMEOUT, MOST_RENEWED, TicketFiles, open_ticket_files, until_done
+from .transfer import Transfer
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...errors import TooManyConnections
-from ...runtime.request_activity import Doing
+from ..errors import TooManyConnections
+from ..runtime.request_activity import Doing
 from .permission import Clock, Permission
 
 

@@ -3,11 +3,11 @@
 
 from typing import Any
 
-from ...storage.bucket import Bucket
-from ..ticket import Access, Ticket
+from ..storage.bucket import Bucket
 from .connections import Connections
 from .permission import Clock, Permission
 from .rate import Pauses, Rate
+from .ticket import Access, Ticket
 from .traffic import Traffic
 
 

@@ -17,9 +17,9 @@ import pytest
 from imageio_daemon.errors import InvalidRequest, StorageError, Unavailable
 from imageio_daemon.runtime import state
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.transfers.kept import kept_tickets as of_store
-from imageio_daemon.transfers.kept import ticket_files
-from imageio_daemon.transfers.kept.kept_ticket import Clocks, KeptTicket, file_name
+from imageio_daemon.transfers import kept_tickets as of_store
+from imageio_daemon.transfers import ticket_files
+from imageio_daemon.transfers.kept_ticket import Clocks, KeptTicket, file_name
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -456,7 +456,7 @@ class Disk:
 
     def hangs(self) -> None:
         self._monkeypatch.setattr(ticket_files, "KEEP_TIMEOUT", 0.0)
-        self._monkeypatch.setattr("imageio_daemon.transfers.kept.kept_tickets.KEEP_TIMEOUT", 0.0)
+        self._monkeypatch.setattr("imageio_daemon.transfers.kept_tickets.KEEP_TIMEOUT", 0.0)
 
     def works(self) -> None:
         self._monkeypatch.undo()

@@ -3,12 +3,12 @@
 
 from collections import Counter
 
-from ...image.ranges import RangeSet
-from ...lanes.lane import Lane
-from ...storage.backend import Operation, ZeroMethod
-from ...storage.running import Kind, WaitingOperation
-from ...storage.totals import Totals, totals_of
-from ...units import MiB
+from ..image.ranges import RangeSet
+from ..lanes.lane import Lane
+from ..storage.backend import Operation, ZeroMethod
+from ..storage.running import Kind, WaitingOperation
+from ..storage.totals import Totals, totals_of
+from ..units import MiB
 
 
 class Traffic:
