@@ -9,7 +9,7 @@ from .state import StateDirectory
 #: Seconds between two probes. One writes and flushes 4 KiB: 0.3 ms in the median of 50 on ext4 of a busy virtual disk,
 #: 88 ms at most.
 INTERVAL = 10.0
-#: Seconds after which why() reports a probe that has not ended. Tickets wait as long (transfers/ticket_files.py).
+#: Seconds after which why() reports a probe that has not ended. Tickets wait as long (transfers/kept_tickets.py).
 SILENT = 10.0
 
 

@@ -66,7 +66,7 @@ class TransferStore:
         self._transfers: dict[str, Transfer] = {}
         self._canceled = CanceledTransfers()
         #: The files of the tickets of install().
-        self.kept_tickets = KeptTickets.open(state, clock, self._transfers, wanted=keep_tickets)
+        self.kept_tickets = KeptTickets(state, clock, self._transfers, wanted=keep_tickets)
         #: The transfers that go on, while the store drains.
         self.drain: Drain | None = None
         #: The transfers that may be active.

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,11 @@ import pytest
 
 from imageio_daemon.errors import InvalidRequest, StorageError, Unavailable
 from imageio_daemon.runtime import state
+from imageio_daemon.runtime.file_writer import Done, FileWriter
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.transfers import kept_tickets as of_store
-from imageio_daemon.transfers import ticket_files
+from imageio_daemon.transfers import kept_tickets
 from imageio_daemon.transfers.kept_ticket import Clocks, KeptTicket, file_name
+from imageio_daemon.transfers.kept_tickets import KeptTickets
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -230,8 +231,8 @@ async def test_life_of_tickets_goes_on_while_they_are_read(
     def read_clocks() -> Clocks:
         return Clocks.read()._replace(boottime=boottime + processes.shift)
 
-    monkeypatch.setattr(ticket_files, "read_file", read_slowly)
-    monkeypatch.setattr(ticket_files, "Clocks", SimpleNamespace(read=read_clocks))
+    monkeypatch.setattr(kept_tickets, "read_file", read_slowly)
+    monkeypatch.setattr(kept_tickets, "Clocks", SimpleNamespace(read=read_clocks))
     restored = processes.start().all()
     assert len(restored) == 2
     first, second = (transfer.permission.lease.expires for transfer in restored)
@@ -286,18 +287,18 @@ async def test_renewal_is_kept_when_it_is_a_part_of_the_timeout(processes: Proce
 async def test_renewals_of_all_are_kept_though_there_are_more_than_can_be_written_at_a_time(
     processes: Processes, store: TransferStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_store, "MOST_RENEWED", 1)
-    renew, chosen = ticket_files.TicketFiles.renew, list[Transfer]()
+    monkeypatch.setattr(kept_tickets, "MOST_RENEWED", 1)
+    bring, chosen = KeptTickets._bring_in_step, list[Transfer]()
 
-    def noted(kept_tickets: ticket_files.TicketFiles, transfers: Iterable[Transfer]) -> None:
-        chosen.extend(transfers)
-        renew(kept_tickets, chosen[-1:])
+    def noted(kept: KeptTickets, files: FileWriter, transfer: Transfer, *, renews: bool = False) -> Done:
+        chosen.extend([transfer] * renews)
+        return bring(kept, files, transfer, renews=renews)
 
     def is_renewed(number: int) -> bool:
         store.kept_tickets.renew()  # no effect while the one before is being written
         return len(chosen) == number
 
-    monkeypatch.setattr(ticket_files.TicketFiles, "renew", noted)
+    monkeypatch.setattr(KeptTickets, "_bring_in_step", noted)
     transfers = [await store.install(ticket(name)) for name in ("one", "two", "three")]
     for number in range(1, 4):
         processes.shift += 100
@@ -455,8 +456,7 @@ class Disk:
         return told
 
     def hangs(self) -> None:
-        self._monkeypatch.setattr(ticket_files, "KEEP_TIMEOUT", 0.0)
-        self._monkeypatch.setattr("imageio_daemon.transfers.kept_tickets.KEEP_TIMEOUT", 0.0)
+        self._monkeypatch.setattr(kept_tickets, "KEEP_TIMEOUT", 0.0)
 
     def works(self) -> None:
         self._monkeypatch.undo()
