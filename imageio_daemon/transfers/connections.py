@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ..errors import TooManyConnections
 from ..runtime.request_activity import Doing
-from .permission import Clock, Permission
+from .permission import Permission
+from .traffic import Clock
 
 
 class _Connection(NamedTuple):

@@ -14,7 +14,6 @@ from enum import Enum
 from ..errors import InUse, TooManyTickets
 from ..runtime import logs
 from .permission import Permission
-from .rate import Pauses
 from .ticket import Ticket
 from .traffic import Traffic
 from .transfer_image import Identify, TransferImage
@@ -30,8 +29,7 @@ class TransferEnd:
     """Follow the end of a cancelled transfer in three steps.
 
     The transfer is quiet when no operation or lane runs. It has left when its image is closed. It has ended when its
-    image is free: when no other of the `canceled` transfers uses it. `pauses` is the time that does not count for the
-    rate.
+    image is free: when no other of the `canceled` transfers uses it.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class TransferEnd:
         ticket: Ticket,
         permission: Permission,
         traffic: Traffic,
-        pauses: Pauses,
         image: TransferImage,
         canceled: "CanceledTransfers",
         identify: Identify,
@@ -47,7 +44,6 @@ class TransferEnd:
         self.ticket = ticket
         self._permission = permission
         self._traffic = traffic
-        self._pauses = pauses
         self._image = image
         self._canceled = canceled
         self._identify = identify
@@ -109,8 +105,7 @@ class TransferEnd:
     async def _run(self) -> None:
         await self._quiet.wait()
         await self._image.close()
-        paused = self._pauses.until(self._permission.lease.active)
-        fields = self._traffic.fields(self._permission.used, paused)
+        fields = self._traffic.fields(self._permission.used, self._permission.lease.active)
         log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
         self._left.set()
         self._tell(self._when_left)

@@ -17,7 +17,7 @@ from ..runtime import logs
 from ..runtime.file_writer import Done, FileWriter
 from ..runtime.state import StateDirectory, read_file
 from .kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket, file_name
-from .permission import Clock
+from .traffic import Clock
 from .transfer import Transfer
 
 log = logging.getLogger(__name__)

@@ -5,15 +5,11 @@ A finalize ends the permission to write before: from then on nothing changes the
 """
 
 import asyncio
-from collections.abc import Callable
 
 from ..errors import DENIED, Canceled, Forbidden, InUse
 from ..storage.lease import Lease
 from .ticket import Access, Ticket
-from .traffic import Traffic
-
-#: A function that returns the time in seconds, as time.monotonic() does.
-Clock = Callable[[], float]
+from .traffic import Clock, Traffic
 
 
 class Seal:

@@ -15,9 +15,9 @@ from .durable_records import DurableRecords
 from .end import CanceledTransfers
 from .kept_ticket import KeptTicket
 from .kept_tickets import KeptTickets, until_forgotten
-from .permission import Clock
 from .rate_limits import RateLimits
 from .ticket import Access, Changes, Ticket
+from .traffic import Clock
 from .transfer import Transfer
 from .transfer_image import Identify, OpenBackend
 

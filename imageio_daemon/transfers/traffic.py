@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations and lanes of a transfer, and their totals."""
+"""The operations and lanes of a transfer, their totals and rate, and the pauses that the average rate leaves out."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
@@ -10,14 +11,62 @@ from ..storage.running import Kind, WaitingOperation
 from ..storage.totals import Totals, totals_of
 from ..units import MiB
 
+#: A function that returns the time in seconds, as time.monotonic() does.
+Clock = Callable[[], float]
+
+#: Number of kept samples. With one every two seconds, the oldest is 8 to 10 s old.
+SAMPLES = 5
+
+
+class Rate:
+    """The growth of a count per second. `now` is the time of any clock, in seconds. Not thread-safe."""
+
+    def __init__(self, now: float) -> None:
+        self._samples = deque([(now, 0)], SAMPLES)
+
+    def sample(self, now: float, count: int) -> None:
+        """Keep the present count, and forget the oldest. Call this at regular times."""
+        self._samples.append((now, count))
+
+    def per_second(self, now: float, count: int) -> int:
+        """Return the growth per second since the oldest sample, 0 if no time has passed. Changes nothing."""
+        then, before = self._samples[0]
+        return round((count - before) / (now - then)) if now > then else 0
+
+
+class Pauses:
+    """Add up the time in which nothing ran, as seen by look() at regular times. Not thread-safe.
+
+    A pause counts up to the last look() in it. A short pause, or the end of a long one, is missed.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._seconds = 0.0
+        self._before = 0.0  # pauses before this one
+
+    def look(self, since: float, now: float) -> None:
+        """Note that nothing runs now. The last request has ended at `since`. Both are times of one clock."""
+        if since != self._since:
+            self._before += self._seconds
+            self._since = since
+        self._seconds = now - since
+
+    def until(self, active: float) -> float:
+        """Return the seconds of all pauses before the last request, which has ended at `active`."""
+        return self._before + (self._seconds if self._since != active else 0.0)
+
 
 class Traffic:
     """Hold the operations and lanes of a transfer, and count their requests and bytes.
 
-    A lane serves its requests without an Operation for each.
+    A lane serves its requests without an Operation for each. The clock counts seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rate = Rate(clock())
+        self._pauses = Pauses()
         self._operations: set[Operation] = set()
         self._counted: set[Operation] = set()  # operations whose bytes are progress
         self._lanes: set[Lane] = set()
@@ -137,8 +186,26 @@ class Traffic:
             totals = totals.plus(lane.totals())
         return totals
 
-    def fields(self, seconds: float, paused: float) -> dict[str, object]:
-        """Return the fields of the log line of a transfer that took `seconds`, of which `paused` do not count."""
+    def sample(self, active: float) -> None:
+        """Take a sample for the rate, and look for a pause. Call this at regular times.
+
+        `active` is when the last request has ended.
+        """
+        now = self._clock()
+        self._rate.sample(now, self.totals().moved)
+        if not self.running:
+            self._pauses.look(active, now)
+
+    def bytes_per_second(self) -> int:
+        """Return the present rate."""
+        return self._rate.per_second(self._clock(), self.totals().moved)
+
+    def fields(self, seconds: float, active: float) -> dict[str, object]:
+        """Return the fields of the log line of a transfer that took `seconds`, with the last request until `active`.
+
+        The pauses do not count for the rate.
+        """
+        paused = self._pauses.until(active)
         moving = seconds - paused
         return {
             "requests": self._requests,

@@ -19,12 +19,11 @@ from ..storage.totals import Totals
 from .connections import Connections
 from .durable_records import DurableRecords
 from .end import CanceledTransfers, TransferEnd
-from .permission import Clock, Permission, Seal
-from .rate import Pauses
+from .permission import Permission, Seal
 from .rate_limits import RateLimits
-from .status import TransferStatus
+from .status import transfer_status
 from .ticket import Access, Ticket
-from .traffic import Traffic
+from .traffic import Clock, Traffic
 from .transfer_image import Identify, OpenBackend, TransferImage
 
 #: The key in kept_state of the report on a finalized image.
@@ -54,18 +53,16 @@ class Transfer:
         clock: Clock,
     ) -> None:
         self.ticket = ticket
-        self._traffic = Traffic()
+        self._traffic = Traffic(clock)
         self.permission = Permission(ticket, Seal(self._traffic), clock)
         self.connections = Connections(self.permission, most_connections, clock)
         self._records = records
-        pauses = Pauses()
         #: The rate limit. All code that moves bytes of the image for a client takes them from this bucket before.
         self.bucket = limits.bucket(ticket)
         self._limits = limits
-        self._status = TransferStatus(self._traffic, self.permission, self.connections, self.bucket, pauses, clock)
         until_free = partial(canceled.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._settle, records)
-        self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, canceled, identify)
+        self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, canceled, identify)
         #: Whether the ticket outlives the process. The store sets this.
         self.kept = False
         #: JSON values that outlive the process with the ticket. Ticket and values have less than 256 KiB. Change this
@@ -276,7 +273,7 @@ class Transfer:
 
     def sample(self) -> None:
         """Take a sample for the rate of the status, and look for a pause. Call this at regular times."""
-        self._status.sample()
+        self._traffic.sample(self.permission.lease.active)
 
     def totals(self) -> Totals:
         """Return what was done for this transfer so far."""
@@ -287,7 +284,7 @@ class Transfer:
         return self._traffic.storage_waits()
 
     def status(self) -> dict[str, Any]:
-        """Return the ticket and its state, as the control service sends it. Times are in seconds, sizes in bytes."""
+        """Return the ticket and its state, as the control service sends it; see transfer_status()."""
         record = self.record
         durable = None if record is None or self._image.opened is None else record.state().bytes
-        return self._status.status(self.ticket, durable)
+        return transfer_status(self.ticket, self.permission, self._traffic, self.connections, self.bucket, durable)

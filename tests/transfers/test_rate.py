@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from imageio_daemon.transfers.rate import SAMPLES, Pauses, Rate
+from imageio_daemon.transfers.traffic import SAMPLES, Pauses, Rate
 
 
 def test_rate_is_the_growth_since_the_oldest_sample() -> None:
