@@ -62,11 +62,11 @@ from imageio_daemon.frontends.http.proxy.passed_answers import parse_answered_ra
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.frontends.http.responses import content_disposition
-from imageio_daemon.image import journal, magics
+from imageio_daemon.image import journal, magics, qcow2
 from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
-from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
+from imageio_daemon.image.formats import MAX_DESCRIPTOR, MAX_ENTRIES, METADATA_REGION, PARSERS
 from imageio_daemon.nbdproto import constants, messages, option_payloads
 from imageio_daemon.nbdproto.client_negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
 from imageio_daemon.nbdproto.client_replies import ClientReplies, ClientRequest
@@ -493,14 +493,14 @@ _QCOW2 = struct.pack(">4sIQIIQI", magics.QCOW2, 3, 0, 0, 21, 0, 0).ljust(72, b"\
     ">QQQII", 0, 0, 0, 4, 104
 )
 _NAMED_QCOW2 = struct.pack(">4sIQIIQI", magics.QCOW2, 2, 80, 1023, 21, 0, 0).ljust(80, b"\0")
-_VMDK = struct.pack("<4s8xQ8xQQ", magics.VMDK, 1, 1, vmdk.MAX_DESCRIPTOR).ljust(512, b"\0")
-_TABLE = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
-_METADATA = struct.pack("<8s2xH20x", b"metadata", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
-_REGION = struct.pack("<16sQII", vhdx._METADATA_REGION, 512 * 1024, 0, 0)
+_VMDK = struct.pack("<4s8xQ8xQQ", magics.VMDK, 1, 1, MAX_DESCRIPTOR).ljust(512, b"\0")
+_TABLE = struct.pack("<4s4xI4x", b"regi", MAX_ENTRIES) + bytes(32 * MAX_ENTRIES)
+_METADATA = struct.pack("<8s2xH20x", b"metadata", MAX_ENTRIES) + bytes(32 * MAX_ENTRIES)
+_REGION = struct.pack("<16sQII", METADATA_REGION, 512 * 1024, 0, 0)
 
 
 def vhdx_image(_: int) -> bytes:
-    regions = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * (vhdx.MAX_ENTRIES - 1)) + _REGION
+    regions = struct.pack("<4s4xI4x", b"regi", MAX_ENTRIES) + bytes(32 * (MAX_ENTRIES - 1)) + _REGION
     return magics.VHDX.ljust(192 * 1024, b"\0") + regions.ljust(320 * 1024, b"\0") + _METADATA
 
 
@@ -1022,7 +1022,7 @@ PATTERNS = {
     "config/options.py": _USER,
     "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
     "frontends/http/proxy/passed_answers.py:_RANGE": "a Content-Range of another server",
-    "image/formats/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
+    "image/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
     "storage/qemu/reasons.py": "the messages of qemu-nbd",
     "transfers/keys.py:_CONTROL": "the JSON of a ticket or a PATCH",
 }

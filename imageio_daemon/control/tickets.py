@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ..image.formats import qcow2
+from ..image import qcow2
 from . import output
 from .errors import ControlError, NoSuchTicket, Usage
 from .service import ControlService

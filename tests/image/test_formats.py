@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imageio_daemon.image.formats import PARSERS, qcow2
-from imageio_daemon.image.formats.header import Backing, Header, Read
+from imageio_daemon.image import qcow2
+from imageio_daemon.image.formats import PARSERS
+from imageio_daemon.image.header import Backing, Header, Read
 
 DATA_FILE_BIT = 4
 

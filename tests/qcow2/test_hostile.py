@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.image.formats.qcow2 import parse
+from imageio_daemon.image.qcow2 import parse
 from ioutil_ext import ffi, lib
 
 from ..ioutil.engine_driver import Failed

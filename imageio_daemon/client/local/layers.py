@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...image import magics
 from ...image.formats import PARSERS
-from ...image.formats.header import Header
+from ...image.header import Header
 from ...image.image_opts import image_opts
 from ...units import MiB
 from ..errors import LocalError

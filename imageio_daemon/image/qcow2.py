@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from struct import Struct
 
-from ..magics import QCOW2
 from .header import Backing, Header, Read, read_exactly, require_magic, unpack
+from .magics import QCOW2
 
 #: version, backing_file_offset, backing_file_size, cluster_bits, size, crypt_method
 _HEAD = Struct(">4xIQIIQI")
