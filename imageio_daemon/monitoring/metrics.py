@@ -26,7 +26,7 @@ from ..storage.backend import ZeroMethod
 from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.file.engine import Engine
-from ..storage.qcow2.backend import verdicts
+from ..storage.qemu.native import verdicts
 from ..storage.running import HANGING, Kind
 from ..storage.totals import Totals
 from ..transfers.store import TransferStore

@@ -12,9 +12,11 @@ from ..storage.file.backend import FileBackend
 from ..storage.file.engine import Engine
 from ..storage.nbd.backend import NbdBackend
 from ..storage.nbd.client_handshake import ConnectOptions
-from ..storage.qcow2.backend import NotNative, Qcow2Backend
 from ..storage.qemu import chain
-from ..storage.qemu.backend import ManagedBackend, QemuImage, QemuServer
+from ..storage.qemu.backend import ManagedBackend
+from ..storage.qemu.chain import QemuImage
+from ..storage.qemu.native import NotNative, Qcow2Backend
+from ..storage.qemu.process import QemuServer
 from ..storage.qemu.rbd import RbdBackend, RbdImage
 from ..storage.threads import in_thread
 from ..transfers.ticket import Access, Ticket
@@ -57,12 +59,12 @@ class Opener:
         shared = ticket.shared or not self._config.backend_file.lock
         if nbd is not None:
             return await NbdBackend.open(engine, nbd, options, connections=config.connections, writable=writable)
-        run_dir = self._config.daemon.run_dir
+        how = QemuServer(self._config.daemon.run_dir, config.connections, writable)
         if ticket.rbd is not None:
             ceph = self._config.backend_rbd
             since = ticket.since if ticket.dirty else None
             there = RbdImage(ticket.rbd, ceph.conf, ceph.user, ceph.allowed_pools, since)
-            return await RbdBackend.start(engine, there, options, QemuServer(run_dir, config.connections, writable))
+            return await RbdBackend.start(engine, there, options, how)
         if ticket.format != "raw":
             image = QemuImage(
                 ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared
@@ -72,9 +74,7 @@ class Opener:
                     return await _open_native(engine, image, writable=writable)
                 except NotNative:  # fall_back() has logged and counted it
                     pass
-            return await ManagedBackend.start(
-                engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
-            )
+            return await ManagedBackend.start(engine, image, options, how)
         if ticket.proxied:
             raise Unusable(
                 "Another server has the image: only HTTP requests are passed on to it", "open", ticket.shown_url
@@ -96,7 +96,5 @@ class Opener:
 
 async def _open_native(engine: Engine, image: QemuImage, *, writable: bool) -> Backend:
     """Open a qcow2 image without qemu-nbd, in the engine. Raises NotNative and Error."""
-    found = await in_thread(
-        lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
-    )
+    found = await in_thread(lambda: chain.inspect(image))
     return await Qcow2Backend.start(engine, found, writable=writable, shared=image.shared, bitmap=image.bitmap)

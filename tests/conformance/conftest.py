@@ -15,9 +15,10 @@ from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
-from imageio_daemon.storage.qcow2.backend import Qcow2Backend
-from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage, QemuServer
-from imageio_daemon.storage.qemu.chain import inspect
+from imageio_daemon.storage.qemu.backend import ManagedBackend
+from imageio_daemon.storage.qemu.chain import QemuImage, inspect
+from imageio_daemon.storage.qemu.native import Qcow2Backend
+from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.units import MiB
 from imageio_daemon.urls import rbd as rbd_url
@@ -119,12 +120,10 @@ async def backend(
     elif request.param == "managed":
         path = make_qcow2(tmp_path / "image", SIZE)
         image = QemuImage(str(path), "qcow2", backing_chain=True, allowed=())
-        made = await ManagedBackend.start(
-            engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True
-        )
+        made = await ManagedBackend.start(engine, image, NBD_OPTIONS, QemuServer(str(run_dir), 3, writable=True))
     elif request.param == "qcow2":
         path = make_qcow2(tmp_path / "image", SIZE)
-        found = inspect(str(path), "qcow2", backing_chain=True, allowed=())
+        found = inspect(QemuImage(str(path), "qcow2", backing_chain=True, allowed=()))
         made = await Qcow2Backend.start(engine, found, writable=True, shared=False)
     elif request.param == "rbd":
         ceph = FakeCeph(tmp_path / "ceph")

@@ -49,7 +49,7 @@ def poisoned(path: Path, name: bytes) -> Path:
 
 
 def inspect(path: Path, image_format: str = "qcow2", *, backing_chain: bool = True, allowed: Path) -> dict[str, Any]:
-    return chain.inspect(str(path), image_format, backing_chain=backing_chain, allowed=[str(allowed)]).node
+    return chain.inspect(chain.QemuImage(str(path), image_format, backing_chain, [str(allowed)])).node
 
 
 def refusal(path: Path, *, allowed: Path) -> str:
@@ -71,7 +71,7 @@ def file(path: Path) -> dict[str, str]:
 
 
 def test_a_single_image(base: Path) -> None:
-    found = chain.inspect(str(base), "qcow2", backing_chain=True, allowed=[])
+    found = chain.inspect(chain.QemuImage(str(base), "qcow2", backing_chain=True, allowed=[]))
     assert found.node == {"driver": "qcow2", "file": file(base), "backing": None}
 
 
@@ -142,7 +142,7 @@ def test_a_backing_file_outside_is_refused(tmp_path: Path, images: Path, name: s
 def test_without_allowed_directories_every_name_is_refused(images: Path, base: Path) -> None:
     top = overlay(images / "top", base.name)
     with pytest.raises(StorageError, match="allowed_paths"):
-        chain.inspect(str(top), "qcow2", backing_chain=True, allowed=[])
+        chain.inspect(chain.QemuImage(str(top), "qcow2", backing_chain=True, allowed=[]))
 
 
 def test_a_directory_with_the_same_beginning_is_outside(tmp_path: Path, images: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_read_error_is_an_error(base: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_storage_without_direct_io_is_noticed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chain.inspect(str(base), "qcow2", backing_chain=True, allowed=[]).direct
+    assert chain.inspect(chain.QemuImage(str(base), "qcow2", backing_chain=True, allowed=[])).direct
     real = os.open
 
     def no_direct(path: str, flags: int) -> int:
@@ -285,4 +285,4 @@ def test_storage_without_direct_io_is_noticed(base: Path, monkeypatch: pytest.Mo
         return real(path, flags)
 
     monkeypatch.setattr(os, "open", no_direct)
-    assert not chain.inspect(str(base), "qcow2", backing_chain=True, allowed=[]).direct
+    assert not chain.inspect(chain.QemuImage(str(base), "qcow2", backing_chain=True, allowed=[])).direct

@@ -16,7 +16,9 @@ from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage
+from imageio_daemon.storage.qemu.backend import ManagedBackend
+from imageio_daemon.storage.qemu.chain import QemuImage
+from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.units import GiB, KiB, MiB
 from imageio_daemon.urls.nbd import parse
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
@@ -106,9 +108,7 @@ async def start(engine: Engine, run_dir: Path, tmp_path: Path) -> AsyncIterator[
     async def start_one(path: Path, image_format: str = "qcow2", connections: int = 3) -> ManagedBackend:
         image = QemuImage(str(path), image_format, backing_chain=True, allowed=(str(tmp_path),))
         made.append(
-            await ManagedBackend.start(
-                engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=connections, writable=True
-            )
+            await ManagedBackend.start(engine, image, NBD_OPTIONS, QemuServer(str(run_dir), connections, writable=True))
         )
         return made[-1]
 

@@ -17,7 +17,9 @@ from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qemu import backend as managed
-from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage
+from imageio_daemon.storage.qemu.backend import ManagedBackend
+from imageio_daemon.storage.qemu.chain import QemuImage
+from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.changes import trim
@@ -42,7 +44,7 @@ def servers(run_dir: Path) -> Iterator[Path]:
 async def start(
     engine: Engine, image: QemuImage, run_dir: Path, options: ConnectOptions = NBD_OPTIONS
 ) -> ManagedBackend:
-    return await ManagedBackend.start(engine, image, options, run_dir=str(run_dir), connections=2, writable=True)
+    return await ManagedBackend.start(engine, image, options, QemuServer(str(run_dir), 2, writable=True))
 
 
 async def test_closing_ends_the_server(engine: Engine, image: QemuImage, servers: Path) -> None:

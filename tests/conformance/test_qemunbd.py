@@ -16,7 +16,7 @@ import pytest
 from imageio_daemon.errors import ImageInUse, StorageError, Unusable
 from imageio_daemon.storage.qemu import chain
 from imageio_daemon.storage.qemu import process as qemu_process
-from imageio_daemon.storage.qemu.process import QemuNbd
+from imageio_daemon.storage.qemu.process import QemuNbd, QemuServer
 from imageio_daemon.storage.threads import in_thread
 from tests.support.polling import eventually_async
 from tests.support.processes import open_files
@@ -30,8 +30,8 @@ def image(tmp_path: Path) -> Path:
 
 
 async def start(image: Path, run_dir: Path) -> QemuNbd:
-    found = chain.inspect(str(image), "qcow2", backing_chain=True, allowed=[])
-    return await QemuNbd.start(found, str(image), run_dir=str(run_dir), writable=True, connections=1)
+    found = chain.inspect(chain.QemuImage(str(image), "qcow2", backing_chain=True, allowed=[]))
+    return await QemuNbd.start(found, str(image), QemuServer(str(run_dir), 1, writable=True))
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ async def test_it_uses_direct_io(server: QemuNbd, image: Path) -> None:
 
 
 async def test_it_uses_the_page_cache_where_there_is_no_direct_io(image: Path, run_dir: Path) -> None:
-    found = chain.inspect(str(image), "qcow2", backing_chain=True, allowed=[])
+    found = chain.inspect(chain.QemuImage(str(image), "qcow2", backing_chain=True, allowed=[]))
     found.direct = False
-    server = await QemuNbd.start(found, str(image), run_dir=str(run_dir), writable=True, connections=1)
+    server = await QemuNbd.start(found, str(image), QemuServer(str(run_dir), 1, writable=True))
     assert not flags_of(pid(server), image) & os.O_DIRECT
     await server.stop()
 

@@ -14,7 +14,7 @@ from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.qemu import rbd
-from imageio_daemon.storage.qemu.backend import QemuServer
+from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.urls.rbd import parse
 from tests.support.fakeceph import FakeCeph, diff

@@ -78,7 +78,7 @@ def test_file_whose_birth_is_unknown_has_no_identity() -> None:
 async def test_image_in_a_format_has_the_identity_of_its_file(identify: Identify, tmp_path: Path) -> None:
     path = tmp_path / "image.qcow2"
     make_qcow2(path, MiB)
-    found = chain.inspect(str(path), "qcow2", backing_chain=True, allowed=[])
+    found = chain.inspect(chain.QemuImage(str(path), "qcow2", backing_chain=True, allowed=[]))
     assert found.lasting == await identify(path)
 
 

@@ -16,7 +16,7 @@ from ...urls.nbd import NbdAddress
 from ..backend import BackendInfo, Operation
 from ..file.engine import Engine
 from ..file.engine_image import EngineImage
-from .client import DRAIN_TIMEOUT, NbdClient, Zeroing
+from .client import DRAIN_TIMEOUT, NbdClient
 from .client_handshake import ConnectOptions
 from .nbd_session import open_session
 from .warm_up import WARM_UP, WarmUp
@@ -77,7 +77,9 @@ class NbdBackend(EngineImage):
         if options.dirty and name is None and not agreed.bitmaps:
             log.warning("%s tells no dirty bitmap, so nobody knows what has changed", server)
         name = name or server
-        client = NbdClient(address, options, connections, session, name, Zeroing(zero_unit, cls.fast_allocation))
+        client = NbdClient(
+            address, options, connections, session, name, zero_unit=zero_unit, allocation=cls.fast_allocation
+        )
         backend = cls(engine, client, name, zero_unit)
         if address.socket and min(agreed.size, agreed.sizes.maximum) >= WARM_UP:
             backend._warm_up = WarmUp(backend)

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ioutil_ext import ffi, lib
 
@@ -35,21 +35,12 @@ DRAIN_TIMEOUT = 60.0
 _NO_DEVICE = 1 << 63
 
 
-class Zeroing(NamedTuple):
-    """Which ranges are sure to be zeroed without data I/O.
-
-    These are ranges of whole units of `unit` bytes, a power of two; with None there are none. `allocation` tells
-    whether this is so also for ranges that stay allocated.
-    """
-
-    unit: int | None = None
-    allocation: bool = True
-
-
 class NbdClient:
     """Keep a working session while operations need one. Use this on one loop, except explain().
 
-    `session` is the first one. Raises StorageError if no descriptor or memory is left, after closing the session.
+    `session` is the first one. Ranges of whole units of `zero_unit` bytes, a power of two, are sure to be zeroed
+    without data I/O; with None there are none. `allocation` tells whether this is so also for ranges that stay
+    allocated. Raises StorageError if no descriptor or memory is left, after closing the session.
     """
 
     def __init__(
@@ -59,7 +50,9 @@ class NbdClient:
         connections: int,
         session: Session,
         name: str,
-        zeroing: Zeroing,
+        *,
+        zero_unit: int | None,
+        allocation: bool,
     ) -> None:
         self.address = address
         #: The result of the last negotiation.
@@ -76,7 +69,7 @@ class NbdClient:
         self._ended: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         try:
-            self.handle = _new_handle(name, address, session.agreed, zeroing)
+            self.handle = _new_handle(name, address, session.agreed, zero_unit=zero_unit or 0, allocation=allocation)
         except StorageError:
             session.leave()
             raise
@@ -208,7 +201,7 @@ def _gone(address: NbdAddress, number: int, why: str) -> Error:
     return ServerGone(str(address), why) if gone else StorageError(number, f"NBD server {address}", why)
 
 
-def _new_handle(name: str, address: NbdAddress, agreed: Agreed, zeroing: Zeroing) -> Any:
+def _new_handle(name: str, address: NbdAddress, agreed: Agreed, *, zero_unit: int, allocation: bool) -> Any:
     """Return C's handle of the image. Raises StorageError."""
     options = ffi.new("iou_nbd_client_options *")
     kept = ffi.new("char[]", os.fsencode(name))
@@ -216,8 +209,8 @@ def _new_handle(name: str, address: NbdAddress, agreed: Agreed, zeroing: Zeroing
     options.device = _NO_DEVICE | hash(address) % _NO_DEVICE
     options.size = agreed.size
     options.piece, options.ahead = PIECE, WRITES
-    options.zero_unit = zeroing.unit or 0
-    options.allocation = zeroing.allocation
+    options.zero_unit = zero_unit
+    options.allocation = allocation
     options.block_size = agreed.sizes.minimum
     options.close_ms = round(DRAIN_TIMEOUT * 1000)
     result = ffi.new("iou_handle **")

@@ -2,9 +2,8 @@
 """Images that qemu opens, in a qemu-nbd that the daemon starts for each transfer."""
 
 import logging
-from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Self
 
 from ioutil_ext import lib
 
@@ -17,7 +16,8 @@ from ..nbd.backend import NbdBackend
 from ..nbd.client_handshake import ConnectOptions
 from ..threads import in_thread
 from . import chain, leftovers, reasons
-from .process import QemuNbd
+from .chain import QemuImage
+from .process import QemuNbd, QemuServer
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +29,6 @@ MAX_ASKED = 600
 #: Bytes at the end that are read instead. qemu-nbd 7.2 ends with an assertion when it looks for data at the end of an
 #: image on Ceph whose size is not a multiple of sectors.
 LAST = 512
-
-
-class QemuServer(NamedTuple):
-    """How an image is served. The server's socket is in `run_dir`. `bitmap` is the one of the image to serve, if any.
-
-    `answer_timeout` is as in QemuNbd.start().
-    """
-
-    run_dir: str
-    connections: int
-    writable: bool
-    bitmap: str | None = None
-    answer_timeout: float | None = None
 
 
 class QemuBackend(NbdBackend):
@@ -61,11 +48,11 @@ class QemuBackend(NbdBackend):
         Raises StorageError, ServerGone, ImageInUse, and Unavailable while a server of a killed daemon uses the image.
         """
         try:
-            server = await _started(found, image, how)
+            server = await QemuNbd.start(found, image, how)
         except ImageInUse:
             await leftovers.ended(how.run_dir, found.node)
             # Try again even if none was found: it may have ended before the search.
-            server = await _started(found, image, how)
+            server = await QemuNbd.start(found, image, how)
         try:
             backend = await cls.open(
                 engine,
@@ -148,63 +135,19 @@ def _nothing() -> None:
     pass
 
 
-def _started(found: chain.Chain, image: str, how: QemuServer) -> Awaitable[QemuNbd]:
-    return QemuNbd.start(
-        found,
-        image,
-        run_dir=how.run_dir,
-        writable=how.writable,
-        connections=how.connections,
-        bitmap=how.bitmap,
-        answer_timeout=how.answer_timeout,
-    )
-
-
-class QemuImage(NamedTuple):
-    """An image file and how to open it.
-
-    With `backing_chain`, open the files below it, too. The files that it names may be in the `allowed` directories.
-    `bitmap` has what has changed. With `shared`, other programs may use the image at the same time.
-    """
-
-    path: str
-    format: str
-    backing_chain: bool
-    allowed: Sequence[str]
-    bitmap: str | None = None
-    shared: bool = False
-
-
 class ManagedBackend(QemuBackend):
     """Serve an image file with a format."""
 
     _path: str
 
     @classmethod
-    async def start(
-        cls,
-        engine: Engine,
-        image: QemuImage,
-        options: ConnectOptions,
-        *,
-        run_dir: str,
-        connections: int,
-        writable: bool,
-    ) -> Self:
+    async def start(cls, engine: Engine, image: QemuImage, options: ConnectOptions, how: QemuServer) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
         An image without the bitmap is served, too. Only requests for what has changed are refused.
         """
-        found = await in_thread(
-            lambda: chain.inspect(
-                image.path,
-                image.format,
-                backing_chain=image.backing_chain,
-                allowed=image.allowed,
-                shared=image.shared,
-            )
-        )
-        how = QemuServer(run_dir, connections, writable, image.bitmap)
+        found = await in_thread(lambda: chain.inspect(image))
+        how = how._replace(bitmap=image.bitmap)
         try:
             backend = await cls.serve(engine, found, image.path, options, how)
         except (NotFound, BitmapInUse) as e:

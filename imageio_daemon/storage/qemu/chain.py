@@ -59,29 +59,39 @@ class Chain:
     files: list[File] = field(default_factory=list)
 
 
-def inspect(
-    path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str], shared: bool = False
-) -> Chain:
+class QemuImage(NamedTuple):
+    """An image file and how to open it.
+
+    With `backing_chain`, open the files below it, too; otherwise only the top layer is seen. The files that it names
+    may be in the `allowed` directories. `bitmap` has what has changed. With `shared`, other programs may use the image
+    at the same time: qemu locks none of the files.
+    """
+
+    path: str
+    format: str
+    backing_chain: bool
+    allowed: Sequence[str]
+    bitmap: str | None = None
+    shared: bool = False
+
+
+def inspect(image: QemuImage) -> Chain:
     """Read an image's header, and those of the files that it names.
 
-    Without `backing_chain`, the files below the image are left out, so only the top layer is seen. Named files may be
-    in the `allowed` directories. With `shared`, qemu locks none of the files. Raises Unusable if an image cannot be
-    served by its header, StorageError with EPERM, before it is opened, for a file outside of the allowed directories,
-    and other StorageErrors.
+    Raises Unusable if an image cannot be served by its header, StorageError with EPERM, before it is opened, for a file
+    outside of the allowed directories, and other StorageErrors.
     """
-    inspector = _Inspector(
-        path, [os.path.realpath(directory) for directory in allowed], {"locking": "off"} if shared else {}
-    )
-    inspector.chain.node = inspector.node(path, image_format, backing_chain=backing_chain, depth=0)
+    inspector = _Inspector(image)
+    inspector.chain.node = inspector.node(image.path, image.format, backing_chain=image.backing_chain, depth=0)
     return inspector.chain
 
 
 class _Inspector:
-    def __init__(self, image: str, allowed: list[str], options: dict[str, Any]) -> None:
-        self._options = options  # for each file
+    def __init__(self, image: QemuImage) -> None:
+        self._options: dict[str, Any] = {"locking": "off"} if image.shared else {}  # for each file
         self.chain = Chain()
-        self._image = image
-        self._allowed = allowed
+        self._image = image.path
+        self._allowed = [os.path.realpath(directory) for directory in image.allowed]
         self._seen: set[tuple[int, int]] = set()
 
     def node(self, path: str, image_format: str, *, backing_chain: bool, depth: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import StorageError, Unusable
 from ...runtime import descriptors
@@ -53,6 +53,20 @@ SOCKET = "socket"
 PID_FILE = "pid"
 
 
+class QemuServer(NamedTuple):
+    """How an image is served. The server's socket is in `run_dir`. `bitmap` is the one of the image to serve, if any.
+
+    `answer_timeout` is the seconds for a cluster to answer. Without a cluster it is None, and START_TIMEOUT counts. If
+    the start fails, a qemu-nbd that waits for a cluster is killed after WAITING_STOP_TIMEOUT.
+    """
+
+    run_dir: str
+    connections: int
+    writable: bool
+    bitmap: str | None = None
+    answer_timeout: float | None = None
+
+
 class QemuNbd:
     """A running qemu-nbd, which serves one image on a unix socket in a private directory.
 
@@ -79,34 +93,22 @@ class QemuNbd:
         self._ended: Future[str] = start_thread(lambda: self._follow(command))
 
     @classmethod
-    async def start(
-        cls,
-        chain: Chain,
-        image: str,
-        *,
-        run_dir: str,
-        writable: bool,
-        connections: int,
-        bitmap: str | None = None,
-        answer_timeout: float | None = None,
-    ) -> "QemuNbd":
-        """Start qemu-nbd, and wait until it serves. `image` is the image's name in logs, `bitmap` the bitmap to serve.
-
-        `answer_timeout` is the seconds for a cluster to answer. Without a cluster it is None, and START_TIMEOUT counts.
-        If the start fails, a qemu-nbd that waits for a cluster is killed after WAITING_STOP_TIMEOUT.
+    async def start(cls, chain: Chain, image: str, how: QemuServer) -> "QemuNbd":
+        """Start qemu-nbd, and wait until it serves. `image` is the image's name in logs.
 
         Raises Unusable if the program is missing, StorageError if it does not start in time, and the error of
         reasons.not_opened() if it ends at its start.
         """
-        directory, node = await in_thread(lambda: _prepare(run_dir, chain.node), _discard)
-        options = _options(directory, writable=writable, direct=chain.direct, bitmap=bitmap)
+        directory, node = await in_thread(lambda: _prepare(how.run_dir, chain.node), _discard)
+        options = _options(directory, how, direct=chain.direct)
         # JSON, so that a path is never read as an option, and the format of no file is probed.
-        node |= {"discard": "unmap", "detect-zeroes": "off", "read-only": not writable}
-        server = cls([*options, f"--shared={connections}", JSON + json.dumps(node)], directory, image, bitmap)
+        node |= {"discard": "unmap", "detect-zeroes": "off", "read-only": not how.writable}
+        server = cls([*options, JSON + json.dumps(node)], directory, image, how.bitmap)
+        timeout = how.answer_timeout
         try:
-            await server._serving(START_TIMEOUT if answer_timeout is None else answer_timeout)
+            await server._serving(START_TIMEOUT if timeout is None else timeout)
         except BaseException:
-            await server._end(STOP_TIMEOUT if answer_timeout is None else WAITING_STOP_TIMEOUT)
+            await server._end(STOP_TIMEOUT if timeout is None else WAITING_STOP_TIMEOUT)
             raise
         return server
 
@@ -262,7 +264,7 @@ def _discard(prepared: tuple[str, object]) -> None:
     shutil.rmtree(prepared[0], ignore_errors=True)
 
 
-def _options(directory: str, *, writable: bool, direct: bool, bitmap: str | None) -> Sequence[str]:
+def _options(directory: str, how: QemuServer, *, direct: bool) -> Sequence[str]:
     return [
         *("setpriv", "--pdeathsig", "TERM", "--", "qemu-nbd"),
         f"--socket={os.path.join(directory, SOCKET)}",
@@ -272,6 +274,7 @@ def _options(directory: str, *, writable: bool, direct: bool, bitmap: str | None
         "--discard=unmap",
         "--detect-zeroes=off",
         "--allocation-depth",
-        *(() if writable else ("--read-only",)),
-        *(() if bitmap is None else (f"--bitmap={bitmap}",)),
+        *(() if how.writable else ("--read-only",)),
+        *(() if how.bitmap is None else (f"--bitmap={how.bitmap}",)),
+        f"--shared={how.connections}",
     ]

@@ -12,8 +12,9 @@ from ..backend import Context, Operation
 from ..file.engine import Engine
 from ..nbd.client_handshake import ConnectOptions
 from . import changes
-from .backend import QemuBackend, QemuServer
+from .backend import QemuBackend
 from .chain import Chain
+from .process import QemuServer
 
 #: Bytes of a sector. librbd zeroes whole sectors by requests without data.
 ZERO_UNIT = 512

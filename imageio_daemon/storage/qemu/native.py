@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in the format qcow2 that the C engine opens itself."""
+"""Images in the format qcow2 that the C engine opens itself, without a qemu-nbd."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from ..backend import BackendInfo, Operation
 from ..completions import check
 from ..file.backend import FileBackend, opened, tell_writers
 from ..file.engine import Engine
-from ..qemu.chain import Chain, File
+from .chain import Chain, File
 
 log = logging.getLogger(__name__)
 
