@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .options import choice, directories, flag, number, pools, text
+from .options import Limits, choice, directories, flag, number, pools, text
 
 
 @dataclass(frozen=True)
@@ -12,11 +12,9 @@ class BackendFile:
 
     io_threads: int = number(
         1024,
+        Limits("threads", 1, 1024),
         "Most storage calls that run at the same time. The daemon starts threads when it needs them. At most a quarter "
         "of them work for one file system or device, so that one that hangs does not stop the others.",
-        "threads",
-        1,
-        1024,
     )
     lock: bool = flag(
         True,
@@ -38,14 +36,14 @@ class BackendNbd:
 
     connections: int = number(
         4,
+        Limits("connections", 1, 16),
         "Connections to the server for one transfer. Each segment of 128 MiB of the image belongs to one connection, "
         "which is safe with every server. A server that accepts fewer delays the first request by 2 seconds.",
-        "connections",
-        1,
-        16,
     )
     timeout: int = number(
-        10, "Time for connecting to the server and negotiating with it, for each connection.", "seconds", 1, 3600
+        10,
+        Limits("seconds", 1, 3600),
+        "Time for connecting to the server and negotiating with it, for each connection.",
     )
     ca_file: str = text(
         "",

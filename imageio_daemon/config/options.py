@@ -40,20 +40,26 @@ def describe(field: "dataclasses.Field[Any]") -> Option:
 
 def flag(default: bool, reason: str) -> bool:
     """Make an option that is true or false."""
+    return _field(
+        default,
+        Option(lambda text: _lookup(_FLAGS, text.lower()), "true or false", reason, lambda value: str(value).lower()),
+    )
 
-    def parse(text: str) -> bool:
-        return _lookup(_FLAGS, text.lower())
 
-    return _field(default, Option(parse, "true or false", reason, lambda value: str(value).lower()))
+class Limits(NamedTuple):
+    """The unit of a number, and its least and largest value."""
+
+    unit: str
+    least: int
+    most: int
 
 
-def number(default: int, reason: str, unit: str, least: int, most: int) -> int:
-    """Make an option that is a whole number, with its unit and limits."""
-
-    def parse(text: str) -> int:
-        return _within(_digits(text), least, most)
-
-    return _field(default, Option(parse, f"{unit}, {least} to {most}", reason))
+def number(default: int, limits: Limits, reason: str) -> int:
+    """Make an option that is a whole number."""
+    unit, least, most = limits
+    return _field(
+        default, Option(lambda text: _within(_digits(text), least, most), f"{unit}, {least} to {most}", reason)
+    )
 
 
 def size(default: int, reason: str, least: int, most: int) -> int:
@@ -102,11 +108,8 @@ def mode(default: int, reason: str) -> int:
 
 def choice(default: str, choices: tuple[str, ...], reason: str) -> str:
     """Make an option that is one of several words, in upper or lower case."""
-
-    def parse(text: str) -> str:
-        return _lookup({word: word for word in choices}, text.lower())
-
-    return _field(default, Option(parse, " or ".join(choices), reason))
+    words = {word: word for word in choices}
+    return _field(default, Option(lambda text: _lookup(words, text.lower()), " or ".join(choices), reason))
 
 
 def text(default: str, what: str, reason: str) -> str:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..units import MAX_TRANSFERS, GiB, MiB
-from .options import byte_rate, choice, flag, number, rates, size, text
+from .options import Limits, byte_rate, choice, flag, number, rates, size, text
 
 _DAY = 24 * 3600  # seconds
 
@@ -15,53 +15,41 @@ class DaemonSection:
 
     max_connections: int = number(
         8,
+        Limits("connections", 1, 1000),
         "Number of connections that the daemon recommends for one image (max_readers and max_writers in the answer to "
         "OPTIONS). A ticket may have four times as many; the daemon answers requests on others with 503. Known clients "
         "use at most 8, and a few connections saturate a disk.",
-        "connections",
-        1,
-        1000,
     )
     max_total_connections: int = number(
         1024,
+        Limits("connections", 1, 65536),
         "HTTP connections of all clients together. When the limit is reached, the daemon makes room for a new "
         "connection by closing the oldest one that has shown no valid ticket. If all have shown one, it answers the "
         "new connection with 503. Connections in their TLS handshake do not count here. Keep the value well below the "
         "limit of open files.",
-        "connections",
-        1,
-        65536,
     )
     max_tickets: int = number(
         10000,
+        Limits("tickets", 1, 1000000),
         "Tickets that may be installed at the same time. It bounds the memory for a caller that never removes a "
         "ticket. The daemon answers further ones with 503.",
-        "tickets",
-        1,
-        1000000,
     )
     hash_threads: int = number(
         0,
+        Limits("threads", 0, 64),
         "Threads that compute checksums, for all images together. 0 makes one for each processor, at most 4. Checksums "
         "take processor time from transfers.",
-        "threads",
-        0,
-        64,
     )
     inactivity_timeout: int = number(
         60,
+        Limits("seconds", 1, _DAY),
         "The daemon closes a connection that is idle, or that makes no progress inside a request, after this time. "
         "The inactivity_timeout of a ticket replaces it for connections that have used the ticket.",
-        "seconds",
-        1,
-        _DAY,
     )
     shutdown_timeout: int = number(
         30,
+        Limits("seconds", 0, 3600),
         "Time for running requests to end after SIGTERM. Keep it below TimeoutStopSec of the systemd service.",
-        "seconds",
-        0,
-        3600,
     )
     buffer_memory: int = size(
         256 * MiB,
@@ -90,11 +78,9 @@ class DaemonSection:
     )
     purge_expired: int = number(
         _DAY,
+        Limits("seconds", 0, 365 * _DAY),
         "Time after which the daemon removes tickets that have expired, so that a caller may forget to. 0 keeps them "
         "until they are removed. Until then lists show them as expired, and they can be extended.",
-        "seconds",
-        0,
-        365 * _DAY,
     )
     drop_privileges: bool = flag(
         True,
@@ -135,18 +121,14 @@ class ControlSection:
     )
     port: int = number(
         54323,
+        Limits("port", -1, 65535),
         "Port, with transport = tcp. 0 takes a free port. -1 is no port, and is accepted only with transport = unix.",
-        "port",
-        -1,
-        65535,
     )
     remove_timeout: int = number(
         60,
+        Limits("seconds", 0, 3600),
         "How long the removal of a ticket waits for its running requests to end, before it answers 409. 0: it does not "
         "wait.",
-        "seconds",
-        0,
-        3600,
     )
 
 
@@ -156,11 +138,9 @@ class LimitsSection:
 
     transfers: int = number(
         0,
+        Limits("transfers", 0, MAX_TRANSFERS),
         "Most transfers at work at a time. One is at work from its first request until it has no connection and has "
         "been idle for 10 seconds. The daemon answers requests of others with 503 and Retry-After. 0: no limit.",
-        "transfers",
-        0,
-        MAX_TRANSFERS,
     )
 
     rate: int = byte_rate(

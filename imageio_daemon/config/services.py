@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .options import choice, flag, mode, number, text, unix_address
+from .options import Limits, choice, flag, mode, number, text, unix_address
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class RemoteSection:
     )
     port: int = number(
         54322,
+        Limits("port", 0, 65535),
         "Port to listen on. Existing clients and firewalls know the default. 0 takes a free port, which the log shows.",
-        "port",
-        0,
-        65535,
     )
 
 
@@ -79,10 +77,8 @@ class NbdSection:
     )
     port: int = number(
         10809,
+        Limits("port", -1, 65535),
         "TCP port to listen on. NBD clients assume the default. 0 takes a free port; -1 opens none.",
-        "port",
-        -1,
-        65535,
     )
     tls: str = choice(
         "required",
@@ -101,19 +97,15 @@ class NbdSection:
     )
     max_connections: int = number(
         256,
+        Limits("connections", 1, 65536),
         "Connections of NBD clients that have entered an export, for all exports together. The daemon refuses further "
         "ones. Copying tools open 4 for one image.",
-        "connections",
-        1,
-        65536,
     )
     handshake_timeout: int = number(
         10,
+        Limits("seconds", 1, 3600),
         "Time for the negotiation, from connecting to entering an export, with the TLS handshake. The time that "
         "storage takes to open the image comes on top, at most a minute.",
-        "seconds",
-        1,
-        3600,
     )
 
 
@@ -149,4 +141,4 @@ class MetricsSection:
         "Address to listen on. There is neither TLS nor a password, so with another address than a loopback one only "
         "the network of the monitoring should reach the port.",
     )
-    port: int = number(54324, "Port to listen on. 0 takes a free port, which the log shows.", "port", 0, 65535)
+    port: int = number(54324, Limits("port", 0, 65535), "Port to listen on. 0 takes a free port, which the log shows.")
