@@ -15,14 +15,13 @@ from .frontends.http.resources.page import Page
 from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers, upgraded_servers
 from .lanes.shared import Lanes
-from .lifecycle import features, memory_shares
+from .lifecycle import memory_shares
 from .lifecycle.reloading import Reloading, changeable
 from .lifecycle.supervision import Supervision
 from .lifecycle.user import become, state_path
 from .lifecycle.watching import watch_degraded, watch_expired, watch_host, watch_transfers
 from .monitoring.exposition import Exposition
-from .monitoring.health import Health
-from .monitoring.liveness import Liveness
+from .monitoring.health import Health, Liveness
 from .monitoring.metrics import Metrics, Watched
 from .net import tls_contexts
 from .net.accepting import Acceptor
@@ -34,7 +33,7 @@ from .operations.hashing import Hashing, default_threads
 from .operations.opener import Opener
 from .runtime import descriptors, logs
 from .runtime.audit_log import AuditLog
-from .runtime.degraded import Degraded
+from .runtime.degraded import Degraded, Feature
 from .runtime.logs import LogLevel
 from .runtime.served import Served
 from .runtime.state_watch import StateWatch
@@ -144,12 +143,24 @@ class Daemon:
         self._lanes = Lanes(self._engine, memory_shares.of_lanes(self._config), self._served)
         self._liveness = Liveness(self._lanes.look)
         self._health = Health(self._store, self._liveness, self._degraded)
-        features.watch_state(self._degraded, self._state_watch, self._store, self._events, self._records)
-        features.watch_service(
-            self._degraded, self._sockets, self._tls, self._opener, self._supervision, self._reloading
-        )
+        self._watch_features()
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
+
+    def _watch_features(self) -> None:
+        """Watch the features that may be configured and not in force, by the object that knows of each."""
+        watch = self._degraded.watch
+        watch(Feature.STATE_DIR, self._state_watch.why)
+        watch(Feature.TICKETS, self._store.kept_tickets.why_not_kept)
+        watch(Feature.EVENTS, self._events.why_not_kept)
+        watch(Feature.DURABLE, self._records.why_not_kept)
+        if self._tls is not None:
+            watch(Feature.CERTIFICATE, self._tls.why_not)
+        watch(Feature.CONFIGURATION, self._reloading.why_not)
+        watch(Feature.SOCKETS, self._sockets.why_not)
+        watch(Feature.SERVICE_MANAGER, self._supervision.why_not)
+        watch(Feature.FORMATS, self._opener.why_no_formats)
+        watch(Feature.CEPH, self._opener.why_no_ceph)
 
     async def _start(self) -> list[Acceptor]:
         """Serve on all sockets."""
@@ -209,7 +220,7 @@ class Daemon:
             tls=self._tls,
             degraded=self._degraded,
         )
-        exposition = Exposition(Metrics(watched))
+        exposition = Exposition(Metrics(watched).collect)
         seen = self._served, exposition, self._health, self._events, self._log_level, self._remote()
         control = control_server(config, self._store, self._connections.control, *seen)
         if not config.metrics.enable:

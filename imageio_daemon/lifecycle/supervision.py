@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ..commands.amounts import human
-from ..monitoring.liveness import Liveness
+from ..monitoring.health import Liveness
 from ..runtime import systemd
 from ..runtime.degraded import Degraded
 from ..runtime.served import Served

@@ -3,8 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -15,14 +14,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The same text is used again for MIN_AGE seconds, or for AGE_FACTOR times the time that making it took, if longer.
 MIN_AGE = 0.5
 AGE_FACTOR = 20
-
-
-class Collecting(Protocol):
-    """The object that has the metrics."""
-
-    async def collect(self) -> Iterable[Metric]:
-        """Return the families of metrics. Other tasks have their turns while this runs."""
-        ...
 
 
 class _Collected(Collector):
@@ -36,13 +27,13 @@ class _Collected(Collector):
 
 
 class Exposition:
-    """Make the text, for one request at a time.
+    """Make the text, for one request at a time. `collect` returns the families of metrics.
 
     Clients that ask often get the same text, so that they take at most 1/AGE_FACTOR of a processor.
     """
 
-    def __init__(self, metrics: Collecting) -> None:
-        self._metrics = metrics
+    def __init__(self, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
+        self._collect = collect
         self._turn = asyncio.Lock()
         self._text = b""
         self._fresh_until = 0.0
@@ -52,7 +43,7 @@ class Exposition:
         async with self._turn:
             began = time.monotonic()
             if fresh or began >= self._fresh_until:
-                self._text = generate_latest(_Collected(await self._metrics.collect()))
+                self._text = generate_latest(_Collected(await self._collect()))
                 ended = time.monotonic()
                 self._fresh_until = ended + max(MIN_AGE, AGE_FACTOR * (ended - began))
             return self._text

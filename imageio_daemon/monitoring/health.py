@@ -1,18 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the daemon is ready to serve with all that is configured.
+"""Whether the daemon is ready to serve with all that is configured, and whether the threads of its lanes go on.
 
-Storage does not count: a server that hangs does not concern transfers of images on other storage.
+Storage does not count: a server that hangs does not concern transfers of images on other storage, and a lane that waits
+for storage holds no lock. The event loop needs no check, as the callers run on it.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from ..net.accepting import Acceptor
 from ..runtime.degraded import Degraded
+from ..storage.threads import start_thread
 from ..transfers.store import TransferStore
-from .liveness import Liveness
 
 #: Seconds in which the lanes have to answer.
 LANES_TIMEOUT = 2.0
+
+
+class Liveness:
+    """Ask the lanes for an answer. Use this on the event loop. `look` is Lanes.look()."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._asked: Future[object] | None = None
+
+    def ask(self) -> bool:
+        """Ask the lanes, and return whether they have answered the call before.
+
+        If they have not, this does not ask again, so that at most one question waits.
+        """
+        if self._asked is not None and not self._asked.done():
+            return False
+        self._asked = start_thread(self._look)
+        return True
+
+    async def answered(self, timeout: float) -> bool:
+        """Ask the lanes, and return whether they answer within `timeout` seconds."""
+        self.ask()
+        asked = self._asked
+        if asked is None:
+            return True
+        answer = asyncio.wrap_future(asked)
+        await asyncio.wait([answer], timeout=timeout)
+        answer.cancel()  # which ends no thread
+        return asked.done()
 
 
 class Health:

@@ -35,13 +35,13 @@ def scrapes(monkeypatch: pytest.MonkeyPatch) -> Scrapes:
 
 
 async def test_text_has_the_metrics(scrapes: Scrapes) -> None:
-    assert await Exposition(scrapes).text(fresh=False) == (
+    assert await Exposition(scrapes.collect).text(fresh=False) == (
         b"# HELP scrapes So far.\n# TYPE scrapes gauge\nscrapes 1.0\n"
     )
 
 
 async def test_young_text_is_given_again(scrapes: Scrapes) -> None:
-    exposed = Exposition(scrapes)
+    exposed = Exposition(scrapes.collect)
     await exposed.text(fresh=False)
     scrapes.now += MIN_AGE - 0.01
     await exposed.text(fresh=False)
@@ -52,14 +52,14 @@ async def test_young_text_is_given_again(scrapes: Scrapes) -> None:
 
 
 async def test_trusted_clients_get_what_is_true_now(scrapes: Scrapes) -> None:
-    exposed = Exposition(scrapes)
+    exposed = Exposition(scrapes.collect)
     await exposed.text(fresh=False)
     assert b"scrapes 2.0" in await exposed.text(fresh=True)
     assert b"scrapes 2.0" in await exposed.text(fresh=False)
 
 
 async def test_text_that_takes_long_is_given_for_longer(scrapes: Scrapes) -> None:
-    exposed = Exposition(scrapes)
+    exposed = Exposition(scrapes.collect)
     scrapes.seconds = 1.0
     await exposed.text(fresh=False)
     scrapes.now += AGE_FACTOR - 0.1
@@ -68,6 +68,6 @@ async def test_text_that_takes_long_is_given_for_longer(scrapes: Scrapes) -> Non
 
 
 async def test_those_who_ask_at_once_get_one_text(scrapes: Scrapes) -> None:
-    exposed = Exposition(scrapes)
+    exposed = Exposition(scrapes.collect)
     texts = await asyncio.gather(*(exposed.text(fresh=False) for _ in range(10)))
     assert len(set(texts)) == scrapes.count == 1
