@@ -15,9 +15,8 @@ from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import Buffer, BufferPool
 from ..storage.running import Kind
 from ..transfers.transfer import Transfer
-from .bounds import readable_size
 from .hashing import BUFFER, Hashing, hash_blocks
-from .operations import running
+from .operations import readable_size, running
 
 #: Most blocks with data, and runs of zero blocks between them, whose digests are not in the total yet.
 MAX_PENDING = 256

@@ -8,8 +8,9 @@ neither HTTP nor NBD nor files. They move no bytes, which is the work of lanes. 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
 
-from ..errors import DENIED, Canceled, NotFound, StorageError
+from ..errors import DENIED, Canceled, NotFound, OutOfRange, StorageError
 from ..image.extents import Extent, ExtentList, merged
 from ..runtime.request_activity import RequestActivity, begin
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
@@ -18,11 +19,43 @@ from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
-from .bounds import readable_size, require_room
-from .peers import Peer
 
 #: Extents that durable() passes to its consumer at a time.
 DURABLE_BATCH = 4096
+
+
+class Peer(Protocol):
+    """The client that requests a change."""
+
+    def require_alive(self) -> None:
+        """Raise PeerGone if the client has left. Then the change must not begin, as newer ones may have been made."""
+        ...
+
+
+class ByteSink(Protocol):
+    """The client that gets the bytes of an answer."""
+
+    async def write(self, data: bytes) -> None:
+        """Send the bytes, and return when the peer may get more. Raises PeerGone."""
+        ...
+
+
+def readable_size(transfer: Transfer, backend: Backend) -> int:
+    """Return how many bytes can be read: the size of the ticket, or of the image if that is smaller."""
+    size = backend.info.size
+    transfer.covered = size >= transfer.ticket.size
+    return min(transfer.ticket.size, size)
+
+
+def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
+    """Raise OutOfRange unless the image has the bytes, or can grow. `offset` and `length` are in bytes."""
+    if transfer.covered:
+        return  # the caller has compared the range with the size of the ticket
+    info = backend.info
+    transfer.covered = info.size >= transfer.ticket.size
+    if not info.can_grow and offset + length > info.size:
+        size = readable_size(transfer, backend)
+        raise OutOfRange(f"Requested range {offset}..{offset + length} is outside of the image's {size} bytes", size)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from ....errors import Canceled
 from ....lanes.http import DATE, FIRST, LAST, LENGTH, ORIGIN, HttpLane, HttpTerms, Instruction
 from ....lanes.places import Places
 from ....lanes.shared import Lanes
-from ....operations.bounds import readable_size
+from ....operations.operations import readable_size
 from ....storage.backend import Backend
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket

@@ -18,7 +18,7 @@ from ....image.blockhash import (
 )
 from ....operations.checksum import Blocks, WantedChecksum, checksum
 from ....operations.hashing import Hashing
-from ....operations.peers import ByteSink
+from ....operations.operations import ByteSink
 from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access

@@ -8,7 +8,7 @@ from aiohttp import web
 from ....errors import NotFound
 from ....image.extents import Extent
 from ....operations import operations
-from ....operations.peers import ByteSink
+from ....operations.operations import ByteSink
 from ....storage.backend import Context
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
