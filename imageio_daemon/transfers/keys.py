@@ -81,15 +81,11 @@ def image_url(value: str) -> str:
     text(value, "url", MAX_URL, empty=False, errors="surrogateescape" if is_file else "strict")
     if "\0" in value:
         raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
-    if nbd_url.is_nbd(value):
-        nbd_url.parse(value)
-        return value
-    if http_url.is_http(value):
-        http_url.parse(value)
-        return value
-    if rbd_url.is_rbd(value):
-        rbd_url.parse(value)
-        return value
+    kinds = ((nbd_url.is_nbd, nbd_url.parse), (http_url.is_http, http_url.parse), (rbd_url.is_rbd, rbd_url.parse))
+    for is_its, parse in kinds:
+        if is_its(value):
+            parse(value)
+            return value
     if not is_file:
         supported = ", ".join(("file", "https", *nbd_url.SCHEMES, rbd_url.SCHEME))
         raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")

@@ -75,17 +75,18 @@ class RateLimits:
     """
 
     def __init__(self, rate: int = 0, tenant_rate: int = 0, tenants: Mapping[str, int] = MappingProxyType({})) -> None:
-        self._rate = rate
-        self._tenant_rate = tenant_rate
-        self._own = dict(tenants)
+        #: The rates in force. set_rate() and the like change them.
+        self.rate = rate
+        self.tenant_rate = tenant_rate
+        self.tenants = dict(tenants)
         #: The buckets of tickets without a rate of their own.
         self._default: weakref.WeakSet[Bucket] = weakref.WeakSet()
         #: The buckets of tenants that have a ticket or a lane.
-        self._tenants: weakref.WeakValueDictionary[str, Bucket] = weakref.WeakValueDictionary()
+        self._buckets: weakref.WeakValueDictionary[str, Bucket] = weakref.WeakValueDictionary()
 
     def bucket(self, ticket: Ticket) -> Bucket:
         """Return a new bucket for a ticket. Its parent is the one of the tenant, if the ticket has one."""
-        bucket = Bucket(self._rate if ticket.rate is None else ticket.rate, self._tenant(ticket.tenant))
+        bucket = Bucket(self.rate if ticket.rate is None else ticket.rate, self._tenant(ticket.tenant))
         if ticket.rate is None:
             self._default.add(bucket)
         return bucket
@@ -95,35 +96,20 @@ class RateLimits:
         bucket.rate = rate
         self._default.discard(bucket)
 
-    @property
-    def rate(self) -> int:
-        """Return the rate of tickets without a rate of their own."""
-        return self._rate
-
-    @property
-    def tenant_rate(self) -> int:
-        """Return the rate of each tenant without a rate of its own."""
-        return self._tenant_rate
-
-    @property
-    def tenants(self) -> dict[str, int]:
-        """Return the rates of tenants that have their own."""
-        return dict(self._own)
-
     def set_rate(self, rate: int) -> None:
         """Change the rate of tickets without a rate of their own. Raises InvalidRequest."""
-        self._rate = rate
+        self.rate = rate
         for bucket in self._default:
             bucket.rate = rate
 
     def set_tenant_rate(self, rate: int) -> None:
         """Change the rate of all tenants without a rate of their own. Raises InvalidRequest."""
-        self._tenant_rate = rate
+        self.tenant_rate = rate
         self._renew()
 
     def set_tenants(self, rates: Mapping[str, int]) -> None:
         """Give these tenants rates of their own, and no others. Raises InvalidRequest."""
-        self._own = dict(rates)
+        self.tenants = dict(rates)
         self._renew()
 
     def change_tenants(self, changes: Mapping[str, int | None]) -> None:
@@ -131,24 +117,24 @@ class RateLimits:
 
         Raises InvalidRequest, also for too many tenants.
         """
-        changed = {**self._own, **changes}
+        changed = {**self.tenants, **changes}
         own = {name: rate for name, rate in changed.items() if rate is not None}
         if len(own) > MAX_TENANTS:
             raise InvalidRequest(f"Invalid request: more than {MAX_TENANTS} tenants would have rates of their own")
-        self._own = own
+        self.tenants = own
         self._renew()
 
     def _renew(self) -> None:
         """Give the buckets of tenants the present rates, where they differ: setting a rate empties the bucket."""
-        for name, bucket in self._tenants.items():
-            if bucket.rate != (rate := self._own.get(name, self._tenant_rate)):
+        for name, bucket in self._buckets.items():
+            if bucket.rate != (rate := self.tenants.get(name, self.tenant_rate)):
                 bucket.rate = rate
 
     def _tenant(self, name: str | None) -> Bucket | None:
         """Return the bucket of a tenant."""
         if name is None:
             return None
-        bucket = self._tenants.get(name)
+        bucket = self._buckets.get(name)
         if bucket is None:
-            bucket = self._tenants[name] = Bucket(self._own.get(name, self._tenant_rate))
+            bucket = self._buckets[name] = Bucket(self.tenants.get(name, self.tenant_rate))
         return bucket

@@ -213,24 +213,17 @@ class TransferStore:
         transfer = self._transfers.get(ticket_id)
         if transfer is not None:
             self._canceled.add(transfer.end)
-        if transfer is not None:
-            self._tell_canceled(transfer, by)
+            if not transfer.permission.canceled:  # otherwise an earlier removal has told it
+                self._events.tell("ticket canceled", by, transfer=transfer.ticket.log_name)
             self._cancel(transfer)
         forgotten = self.kept_tickets.forget([ticket_id])
         if timeout == 0 and any(other.in_use for other in self._canceled.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
         await self._canceled.until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
         await until_forgotten(forgotten)
-        present = transfer is not None and self._transfers.get(ticket_id) is transfer
-        if present:
+        if transfer is not None and self._transfers.get(ticket_id) is transfer:
             del self._transfers[ticket_id]
-        if present and transfer is not None:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
-
-    def _tell_canceled(self, transfer: Transfer, by: Caller) -> None:
-        """Log a cancel in the audit log, before it happens, unless an earlier removal has cancelled the transfer."""
-        if not transfer.permission.canceled:
-            self._events.tell("ticket canceled", by, transfer=transfer.ticket.log_name)
 
     async def clear(self, by: Caller = DAEMON) -> None:
         """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""

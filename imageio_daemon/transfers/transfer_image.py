@@ -178,10 +178,8 @@ class TransferImage:
         await self._flush(backend)
         await self._close(backend)
         log.info("expired, its image is closed", extra=logs.fields(transfer=self._ticket.log_name))
-        opens = wanted()
-        if opens:
+        if wanted():
             self._open_task = asyncio.current_task()
-        if opens:
             await self._open(opening)
             return
         self._arrived()

@@ -26,7 +26,7 @@ class Tenants:
 
     @property
     def rates(self) -> tuple[int, int]:
-        a, b = (self.limits._tenants[name].rate for name in ("a", "b"))
+        a, b = (self.limits._buckets[name].rate for name in ("a", "b"))
         return a, b
 
 
