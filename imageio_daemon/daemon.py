@@ -16,13 +16,13 @@ from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers, upgraded_servers
 from .lanes.shared import Lanes
 from .lifecycle import memory_shares
+from .lifecycle.exposition import Exposition
+from .lifecycle.health import Health, Liveness
+from .lifecycle.metrics import Metrics, Watched
 from .lifecycle.reloading import Reloading, changeable
 from .lifecycle.supervision import Supervision
 from .lifecycle.user import become, state_path
 from .lifecycle.watching import watch_degraded, watch_expired, watch_host, watch_transfers
-from .monitoring.exposition import Exposition
-from .monitoring.health import Health, Liveness
-from .monitoring.metrics import Metrics, Watched
 from .net import tls_contexts
 from .net.accepting import Acceptor
 from .net.connection_limits import ConnectionLimits

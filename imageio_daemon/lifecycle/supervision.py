@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 
 from ..commands.amounts import human
-from ..monitoring.health import Liveness
 from ..runtime import systemd
 from ..runtime.degraded import Degraded
 from ..runtime.served import Served
 from ..transfers.store import TransferStore
+from .health import Liveness
 
 #: Seconds between two updates of the status.
 STATUS_INTERVAL = 10.0

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from imageio_daemon.lifecycle import supervision
+from imageio_daemon.lifecycle.health import Liveness
 from imageio_daemon.lifecycle.supervision import Supervision
-from imageio_daemon.monitoring.health import Liveness
 from imageio_daemon.runtime.degraded import Degraded
 from imageio_daemon.runtime.served import By, Count, Served
 from imageio_daemon.transfers.store import TransferStore

@@ -13,8 +13,8 @@ from ... import __version__
 from ...config.config import Config
 from ...errors import Error
 from ...lanes.shared import Lanes
-from ...monitoring.exposition import Exposition
-from ...monitoring.health import Health
+from ...lifecycle.exposition import Exposition
+from ...lifecycle.health import Health
 from ...net.admission import Admission
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer

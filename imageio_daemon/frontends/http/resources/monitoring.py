@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from ....monitoring.exposition import CONTENT_TYPE, Exposition
-from ....monitoring.health import Health
+from ....lifecycle.exposition import CONTENT_TYPE, Exposition
+from ....lifecycle.health import Health
 from .. import errors
 from ..request import query_of
 from ..responses import TEXT

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from imageio_daemon.monitoring import health
-from imageio_daemon.monitoring.health import Health, Liveness
+from imageio_daemon.lifecycle import health
+from imageio_daemon.lifecycle.health import Health, Liveness
 from imageio_daemon.net.accepting import Acceptor
 from imageio_daemon.runtime.degraded import Degraded, Feature
 from imageio_daemon.transfers.store import TransferStore

@@ -5,7 +5,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from imageio_daemon.monitoring.ticket_counts import BATCH, TicketCounts
+from imageio_daemon.lifecycle.ticket_counts import BATCH, TicketCounts
 from imageio_daemon.runtime.sums import Sums
 from imageio_daemon.storage.totals import Totals
 

@@ -3,7 +3,7 @@
 
 import threading
 
-from imageio_daemon.monitoring.health import Liveness
+from imageio_daemon.lifecycle.health import Liveness
 
 
 async def test_lanes_do_not_answer_while_a_lock_is_held() -> None:

@@ -6,8 +6,8 @@ import asyncio
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from imageio_daemon.monitoring import exposition
-from imageio_daemon.monitoring.exposition import AGE_FACTOR, MIN_AGE, Exposition
+from imageio_daemon.lifecycle import exposition
+from imageio_daemon.lifecycle.exposition import AGE_FACTOR, MIN_AGE, Exposition
 
 
 class Scrapes:
