@@ -20,10 +20,12 @@ STOPPING = "The server is shutting down"
 class Error(Exception):
     """Base of all exceptions that the daemon and the client raise on purpose."""
 
+    _told: str | None = None
+
     @property
     def told(self) -> str:
-        """Return what a peer is told where its frontend has no words of its own; see the docstring of each class."""
-        return str(self)
+        """Return what a peer is told where its frontend has no words of its own: the message, unless a class tells."""
+        return str(self) if self._told is None else self._told
 
 
 class ConfigError(Error):
@@ -166,17 +168,14 @@ class StorageError(Error):
     detail: the image or range.
     """
 
+    _told = "The storage of the image failed"
+
     def __init__(self, errno: int, operation: str, syscall: str, detail: str = "") -> None:
         name = _errno.errorcode.get(errno, str(errno))
         where = f" {detail}" if detail else ""
         super().__init__(f"{operation}{where}: {syscall}: {os.strerror(errno)} ({name})")
         self.errno = errno
         self.fault = FAULTS.get(errno, Fault.IO)
-
-    @property
-    def told(self) -> str:
-        """Return what every peer may know."""
-        return "The storage of the image failed"
 
 
 class Unusable(StorageError):
@@ -191,11 +190,6 @@ class Unusable(StorageError):
         where = f" {detail}" if detail else ""
         self.args = (f"{operation}{where}: {syscall}: {told}",)  # no call has failed: the number says nothing
         self._told = told
-
-    @property
-    def told(self) -> str:
-        """Return the sentence for the peer."""
-        return self._told
 
 
 class ServerGone(StorageError):
@@ -215,11 +209,6 @@ class ServerRefuses(ServerGone):
         super().__init__(server, reason)
         self.reason = reason
         self._told = told
-
-    @property
-    def told(self) -> str:
-        """Return the sentence for the peer."""
-        return self._told
 
 
 class WayGone(StorageError):
