@@ -12,7 +12,6 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from ..config.config import Config
@@ -142,16 +141,13 @@ def ports(config: Config, *, running: bool) -> Iterator[Finding]:
     if config.metrics.enable:
         wanted.append(("metrics", config.metrics.host, config.metrics.port))
     for service, host, port in wanted:
-        yield _listens(service, f"{host} port {port}", partial(_try, host, port), running=running)
+        yield _listens(service, host, port, running=running)
 
 
-def _try(host: str, port: int) -> None:
-    listening.listen_tcp(host, port).close()
-
-
-def _listens(service: str, place: str, attempt: "partial[None]", *, running: bool) -> Finding:
+def _listens(service: str, host: str, port: int, *, running: bool) -> Finding:
+    place = f"{host} port {port}"
     try:
-        attempt()
+        listening.listen_tcp(host, port).close()
     except ConfigError as e:
         busy = isinstance(e.__cause__, OSError) and "in use" in str(e)
         if busy and running:
