@@ -6,6 +6,7 @@ Blocks can be hashed in any order and in parallel. Equal blocks of zeros, howeve
 
 import functools
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -28,6 +29,9 @@ _ZEROS = bytes(1 * MiB)
 ZEROS_KEPT = 64
 #: Most digests of zero blocks to hash in one call: 1 MiB at 32 bytes each.
 ZERO_BATCH = 32 * 1024
+#: Shorter holes between data are read together with the data. Reading 256 KiB of a hole takes 25 us on tmpfs, and a
+#: separate read for the data after it at least 50 us.
+SHORT_HOLE = 256 * KiB
 
 
 class Hash(Protocol):
@@ -185,3 +189,35 @@ class BlockPlan:
         if all(segment.zero for segment in segments):
             return ZeroBlocks(1, filled)
         return DataBlock(segments)
+
+
+class Run(NamedTuple):
+    """Bytes of an image, from `start` to `end`."""
+
+    start: int
+    end: int
+
+
+class Pieces:
+    """The pieces of one block. Take them in order. The time for all of them grows with the number of segments."""
+
+    def __init__(self, block: DataBlock) -> None:
+        self._data: deque[Segment] = deque(segment for segment in block.segments if not segment.zero)
+
+    def take(self, start: int, end: int) -> list[Run]:
+        """Return, in order, what to read of the piece from `start` to `end`: its data, joined over short holes.
+
+        The rest of the piece is zeros. The piece has to follow the one before.
+        """
+        runs: list[Run] = []
+        while self._data and self._data[0].start < end:
+            segment = self._data[0]
+            stop = segment.start + segment.length
+            run = Run(max(segment.start, start), min(stop, end))
+            if runs and run.start - runs[-1].end < SHORT_HOLE:
+                run = Run(runs.pop().start, run.end)
+            runs.append(run)
+            if stop > end:
+                break
+            self._data.popleft()
+        return runs

@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from ..image.blockhash import DataBlock
+from ..image.blockhash import DataBlock, Pieces
 from ..image.digests import Piece, new_digests
-from ..image.pieces import Pieces
 from ..storage.backend import Backend, Operation
 from ..storage.buffers import Buffer, Slice
 from ..units import KiB, MiB

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from imageio_daemon.errors import Canceled, StorageError
-from imageio_daemon.image.blockhash import Total, new_hash
+from imageio_daemon.image.blockhash import SHORT_HOLE, Total, new_hash
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
-from imageio_daemon.image.pieces import SHORT_HOLE
 from imageio_daemon.operations.checksum import WantedChecksum, checksum
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Operation

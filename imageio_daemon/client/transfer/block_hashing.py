@@ -3,10 +3,9 @@
 
 from collections.abc import Callable, Sequence
 
-from ...image.blockhash import BlockPlan, DataBlock, ZeroBlocks
+from ...image.blockhash import BlockPlan, DataBlock, Pieces, ZeroBlocks
 from ...image.digests import Piece, lanes_of, new_digests
 from ...image.extents import Extent
-from ...image.pieces import Pieces
 from ..local.source import Source
 from ..stopping import Stop
 from . import workers
