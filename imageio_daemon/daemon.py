@@ -38,7 +38,7 @@ from .runtime.logs import LogLevel
 from .runtime.served import Served
 from .runtime.state_watch import StateWatch
 from .storage.buffers import BufferPool
-from .storage.file.engine import Engine, async_io_error
+from .storage.engine import Engine, async_io_error
 from .storage.qemu import leftovers
 from .transfers.durable_records import DurableRecords
 from .transfers.rate_limits import RateLimits

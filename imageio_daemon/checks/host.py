@@ -21,7 +21,7 @@ from ..lifecycle import memory_shares
 from ..lifecycle.user import state_path
 from ..net import connection_limits, listening, tls_contexts
 from ..runtime import state
-from ..storage.file.engine import async_io_error
+from ..storage.engine import async_io_error
 from ..units import MiB
 from ..urls.rbd import is_rbd
 from . import ceph

@@ -22,7 +22,7 @@ from ..runtime.served import By, Count
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
-from ..storage.file.engine_image import EngineImage
+from ..storage.engine_image import EngineImage
 from ..storage.lease import Lease
 from ..storage.running import WaitingOperation
 from ..storage.totals import Totals

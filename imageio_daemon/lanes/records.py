@@ -20,7 +20,7 @@ from ..errors import StorageError
 from ..runtime import request_log
 from ..runtime.request_activity import Wait
 from ..storage.completions import describe, kind_name, syscall_name, tell
-from ..storage.file.engine_image import EngineImage
+from ..storage.engine_image import EngineImage
 
 log = logging.getLogger(__name__)
 

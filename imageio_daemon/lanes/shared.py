@@ -8,7 +8,7 @@ from ioutil_ext import ffi, lib
 
 from ..errors import TooManyConnections
 from ..runtime.served import Served
-from ..storage.file.engine import Engine
+from ..storage.engine import Engine
 from .places import Places
 from .records import Records
 

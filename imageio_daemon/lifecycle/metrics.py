@@ -25,7 +25,7 @@ from ..runtime.served import By, Count, Served
 from ..storage.backend import ZeroMethod
 from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
-from ..storage.file.engine import Engine
+from ..storage.engine import Engine
 from ..storage.qemu.native import verdicts
 from ..storage.running import HANGING, Kind
 from ..storage.totals import Totals

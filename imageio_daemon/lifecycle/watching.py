@@ -9,7 +9,7 @@ from ..errors import Error
 from ..net.tls_contexts import ServerTls
 from ..runtime.audit_log import Caller
 from ..runtime.degraded import Degraded
-from ..storage.file.engine import Engine
+from ..storage.engine import Engine
 from ..storage.running import HANGING
 from ..transfers.durable_records import DurableRecords
 from ..transfers.store import TransferStore

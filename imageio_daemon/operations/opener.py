@@ -8,8 +8,8 @@ from ..config.config import Config
 from ..errors import Error, Unusable
 from ..net import tls_contexts
 from ..storage.backend import Backend
-from ..storage.file.backend import FileBackend
-from ..storage.file.engine import Engine
+from ..storage.engine import Engine
+from ..storage.file import FileBackend
 from ..storage.nbd.backend import NbdBackend
 from ..storage.nbd.client_handshake import ConnectOptions
 from ..storage.qemu import chain

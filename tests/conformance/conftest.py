@@ -11,8 +11,8 @@ import pytest
 from imageio_daemon.storage.backend import Backend, Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
-from imageio_daemon.storage.file.backend import FileBackend
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qemu.backend import ManagedBackend

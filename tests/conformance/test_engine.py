@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.storage import completions
+from imageio_daemon.storage import completion_queue, completions
 from imageio_daemon.storage.backend import Operation
-from imageio_daemon.storage.file import completion_queue
-from imageio_daemon.storage.file.backend import FileBackend
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.file import FileBackend
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
 from tests.support.polling import eventually

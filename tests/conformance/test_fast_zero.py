@@ -14,7 +14,7 @@ from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber,
 from imageio_daemon.nbdproto.option_payloads import BlockSizes
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.qemu.backend import ManagedBackend
 from imageio_daemon.storage.qemu.chain import QemuImage

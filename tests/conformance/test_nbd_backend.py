@@ -29,7 +29,7 @@ from imageio_daemon.net.tls_contexts import client_tls
 from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.nbd import client as nbd_client
 from imageio_daemon.storage.nbd import client_handshake, nbd_session
 from imageio_daemon.storage.nbd import warm_up as nbd_warm_up

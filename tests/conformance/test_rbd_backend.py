@@ -12,7 +12,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.qemu import rbd
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage

@@ -6,7 +6,7 @@ from typing import Any
 
 from imageio_daemon.storage.backend import Backend, Operation
 from imageio_daemon.storage.buffers import Slice
-from imageio_daemon.storage.file.engine_image import EngineImage
+from imageio_daemon.storage.engine_image import EngineImage
 from ioutil_ext import lib
 from tests.support.backends import MemoryBackend
 

@@ -14,8 +14,8 @@ from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import ExportFlag
 from ...urls.nbd import NbdAddress
 from ..backend import BackendInfo, Operation
-from ..file.engine import Engine
-from ..file.engine_image import EngineImage
+from ..engine import Engine
+from ..engine_image import EngineImage
 from .client import DRAIN_TIMEOUT, NbdClient
 from .client_handshake import ConnectOptions
 from .nbd_session import open_session

@@ -10,7 +10,7 @@ from ioutil_ext import lib
 from ...errors import Error
 from ...units import MiB
 from ..backend import Operation
-from ..file.engine_image import EngineImage
+from ..engine_image import EngineImage
 
 #: Bytes of the request: twice as many as any other request has.
 WARM_UP = 8 * MiB

@@ -10,8 +10,8 @@ from ioutil_ext import lib
 from ...errors import BitmapInUse, ImageInUse, NotFound, StorageError
 from ...units import GiB, MiB
 from ..backend import BackendInfo, Operation
-from ..file.backend import FileBackend
-from ..file.engine import Engine
+from ..engine import Engine
+from ..file import FileBackend
 from ..nbd.backend import NbdBackend
 from ..nbd.client_handshake import ConnectOptions
 from ..threads import in_thread

@@ -15,8 +15,8 @@ from ...errors import BitmapInUse, Error, ImageInUse, NotFound, StorageError, Un
 from ...nbdproto.constants import DIRTY_BITMAP
 from ..backend import BackendInfo, Operation
 from ..completions import check
-from ..file.backend import FileBackend, opened, tell_writers
-from ..file.engine import Engine
+from ..engine import Engine
+from ..file import FileBackend, opened, tell_writers
 from .chain import Chain, File
 
 log = logging.getLogger(__name__)

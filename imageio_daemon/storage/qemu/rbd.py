@@ -9,7 +9,7 @@ from ...errors import NotFound, StorageError
 from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
 from ..backend import Context, Operation
-from ..file.engine import Engine
+from ..engine import Engine
 from ..nbd.client_handshake import ConnectOptions
 from . import changes
 from .backend import QemuBackend

@@ -24,8 +24,8 @@ from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.net.connection_limit import ConnectionLimit
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.storage.file.backend import FileBackend
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.polling import SOON, eventually, eventually_async

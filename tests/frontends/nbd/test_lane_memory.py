@@ -14,7 +14,7 @@ import pytest
 from imageio_daemon.errors import StorageError
 from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag, ErrorNumber
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
 from ioutil_ext import lib
 from tests.frontends.nbd.calls import Calls
 from tests.frontends.nbd.client import FORMS, Client

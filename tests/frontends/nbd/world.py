@@ -24,8 +24,8 @@ from imageio_daemon.net.tls_handshake import Handshakes
 from imageio_daemon.net.tls_socket import TlsContext
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import BufferPool
-from imageio_daemon.storage.file.backend import FileBackend
-from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.transfers.store import TransferStore

@@ -11,9 +11,9 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Error, StorageError, Unavailable
-from ..backend import Holder
-from ..completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
+from ..errors import Error, StorageError, Unavailable
+from .backend import Holder
+from .completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Canceled
-from .. import lasting
-from ..backend import BackendInfo, Operation
-from ..threads import in_thread
+from ..errors import Canceled
+from . import lasting
+from .backend import BackendInfo, Operation
 from .engine import Engine
 from .engine_image import EngineImage
+from .threads import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Canceled, Error, NotFound
-from ...image.extents import ExtentList, ExtentStream
-from ..backend import Context, Holder, Operation
-from ..buffers import Slice
-from ..completions import RECORD_SIZE, check, new_records
-from ..durable import DurableRecord
+from ..errors import Canceled, Error, NotFound
+from ..image.extents import ExtentList, ExtentStream
+from .backend import Context, Holder, Operation
+from .buffers import Slice
+from .completions import RECORD_SIZE, check, new_records
+from .durable import DurableRecord
 from .engine import Engine
 
 #: Extents of one call of C, in 384 KiB of records. An image of a million extents needs 61 calls in worker threads.

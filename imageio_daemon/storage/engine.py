@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..backend import Holder, Operation
-from ..completions import check, kind_name
+from .backend import Holder, Operation
 from .completion_queue import CompletionQueue, Explain, Submission, no_more
+from .completions import check, kind_name
 
 #: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
