@@ -5,7 +5,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from operator import sub
 from typing import NamedTuple, overload
 
 #: The flags of an extent in a list, as bits.
@@ -56,12 +55,6 @@ class ExtentList(Sequence[Extent]):
     def end(self) -> int:
         """Return the first byte after the last extent."""
         return self.bounds[-1]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Return the length of each extent."""
-        bounds = self.bounds.tolist()
-        return list(map(sub, bounds[1:], bounds))
 
     def append(self, extent: Extent) -> None:
         """Add an extent that begins where the last one ends."""

@@ -144,10 +144,6 @@ class Operation:
         if self._holders == 0 and self._on_end is not None:
             self._on_end(self)
 
-    def ended(self, _: object) -> None:
-        """Release one count, as the callback of a future."""
-        self.release()
-
 
 @dataclass(frozen=True)
 class BackendInfo:

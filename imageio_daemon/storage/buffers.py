@@ -91,10 +91,6 @@ class Slice:
         """Return the address of the memory, for C."""
         return self.buffer.address + self.start
 
-    def is_zero(self) -> bool:
-        """Tell whether all bytes are zero, at memory speed. The check ends at once if the first bytes are not."""
-        return bool(lib.iou_is_zero(self.buffer.address + self.start, self.stop - self.start))
-
 
 @dataclass(frozen=True, slots=True)
 class _Claim:

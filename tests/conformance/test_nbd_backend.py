@@ -91,6 +91,11 @@ def answering(server: FakeNbd, command: Command, error: int) -> None:
     server.answer = answer
 
 
+def is_alive(backend: NbdBackend) -> bool:
+    """Tell whether there is a session that takes requests."""
+    return bool(backend._client.state.life == lib.IOU_NBD_ALIVE)
+
+
 async def nothing(_: Asked) -> None:
     """Answer never."""
 
@@ -408,7 +413,7 @@ async def test_a_server_that_comes_back_with_other_blocks_is_refused(
     await server.stop()
     server.sizes = BlockSizes(4096, 4096, MiB)
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     with pytest.raises(ServerGone, match="another image"):
         await write(backend, pool, 0, b"x")
 
@@ -518,7 +523,7 @@ async def test_a_server_that_comes_back_and_can_flush_does_not_flush_what_it_los
     await server.stop()
     server.flags |= ExportFlag.SEND_FLUSH
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     with pytest.raises(ServerGone, match="before all changes were flushed"):
         await backend.flush(Operation())
 
@@ -759,7 +764,7 @@ async def test_all_that_wait_for_one_connection_fail_with_it(server: FakeNbd, op
     backend = await open_nbd(server)
     backend._client._options = OPTIONS._replace(timeout=0.2)
     await server.stop()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     server.greeted = 0
     await server.start()
     reads = [read(backend, pool, i * 4096, 4096) for i in range(10)]
@@ -775,7 +780,7 @@ async def test_an_operation_that_was_cancelled_does_not_connect(server: FakeNbd,
     backend = await open_nbd(server)
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     op = Operation()
     op.cancel()
     with pytest.raises(Canceled):
@@ -790,7 +795,7 @@ async def test_a_server_that_comes_back_with_another_size_is_refused(
     await server.stop()
     server.size *= 2
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     for _ in range(2):
         with pytest.raises(ServerGone, match="another image"):
             await read(backend, pool, 0, 10)
@@ -804,7 +809,7 @@ async def test_a_server_that_comes_back_without_its_bitmaps_is_refused(server: F
     await server.stop()
     server.contexts = (BASE_ALLOCATION,)
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     with pytest.raises(ServerGone, match="another image"):
         await told(backend, 0, MiB, Context.DIRTY)
 
@@ -819,7 +824,7 @@ async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
         await backend.flush(Operation())
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     await write(backend, pool, 0, b"y")
     if flushed:
         await backend.flush(Operation())
@@ -836,7 +841,7 @@ async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, ope
     buffer.release()
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     await backend.flush(Operation())
 
 
@@ -933,7 +938,7 @@ async def test_nothing_is_begun_on_a_connection_that_is_being_left(
     await eventually_async(lambda: server.asked)
     with pytest.raises(ServerGone, match="shutting down"):
         await read(backend, pool, 4096, 4096)
-    assert not backend._client.alive
+    assert not is_alive(backend)
     server.answer = None
     reading = asyncio.ensure_future(read(backend, pool, 4096, 4096))
     await eventually_async(lambda: backend._client.state.wanted)
@@ -1008,7 +1013,7 @@ async def test_a_refusal_of_a_server_that_was_there_may_pass(server: FakeNbd, op
     await server.stop()
     server.refusal = [(Reply.ERR_UNKNOWN, b"not yet")]
     await server.start()
-    await eventually_async(lambda: not backend._client.alive)
+    await eventually_async(lambda: not is_alive(backend))
     with pytest.raises(ServerGone, match="not yet"):
         await read(backend, pool, 0, 4096)
     server.refusal = None

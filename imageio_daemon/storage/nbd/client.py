@@ -81,11 +81,6 @@ class NbdClient:
         """Return an iou_nbd_client_state. Do not call this after close()."""
         return self._state(clear=False)
 
-    @property
-    def alive(self) -> bool:
-        """Tell whether there is a session that takes requests."""
-        return bool(self.state.life == lib.IOU_NBD_ALIVE)
-
     def interrupt(self) -> None:
         """End cancelled operations of which nothing was sent. Thread-safe. Do not call this after close()."""
         lib.iou_nbd_client_interrupt(self.handle)
