@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..config.config import SECTIONS, Config
 from ..config.options import describe
@@ -18,15 +18,6 @@ from ..transfers.rate_limits import RateLimits
 from ..transfers.store import TransferStore
 
 log = logging.getLogger(__name__)
-
-
-class _Change(NamedTuple):
-    """An option that has another value in the files."""
-
-    section: str
-    name: str
-    value: Any
-    shown: object
 
 
 class Reloading:
@@ -77,17 +68,17 @@ class Reloading:
             self._why = "the files are not valid, the configuration from before stays in force"
             return
         waiting = []
-        for change in _changes(self.config, loaded):
-            option = f"[{change.section}] {change.name}"
-            apply = self._apply.get((change.section, change.name))
+        for section, field in _changed(self.config, loaded):
+            option, value = f"[{section}] {field.name}", getattr(getattr(loaded, section), field.name)
+            apply = self._apply.get((section, field.name))
             if apply is None:
                 log.warning("%s changes at the next start", option)
                 waiting.append(option)
                 continue
-            apply(change.value)
-            section = dataclasses.replace(getattr(self.config, change.section), **{change.name: change.value})
-            self.config = dataclasses.replace(self.config, **{change.section: section})
-            log.info("option changed", extra=logs.fields(option=option, value=change.shown))
+            apply(value)
+            changed = dataclasses.replace(getattr(self.config, section), **{field.name: value})
+            self.config = dataclasses.replace(self.config, **{section: changed})
+            log.info("option changed", extra=logs.fields(option=option, value=describe(field).show(value)))
         self._why = f"the next start changes {', '.join(waiting)}" if waiting else ""
 
 
@@ -108,9 +99,9 @@ def changeable(
     }
 
 
-def _changes(before: Config, after: Config) -> Iterator[_Change]:
+def _changed(before: Config, after: Config) -> "Iterator[tuple[str, dataclasses.Field[Any]]]":
+    """Yield the options that have another value, each with its section."""
     for section, kind in SECTIONS.items():
         for field in dataclasses.fields(kind):
-            value = getattr(getattr(after, section), field.name)
-            if value != getattr(getattr(before, section), field.name):
-                yield _Change(section, field.name, value, describe(field).show(value))
+            if getattr(getattr(after, section), field.name) != getattr(getattr(before, section), field.name):
+                yield section, field

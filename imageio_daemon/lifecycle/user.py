@@ -3,7 +3,6 @@
 
 import logging
 import os
-from typing import NamedTuple
 
 from ..config.config import Config
 from ..errors import ConfigError
@@ -14,31 +13,25 @@ from ..runtime.state import StateDirectory, make_directory, open_state
 log = logging.getLogger(__name__)
 
 
-class OpenedState(NamedTuple):
-    """The state directory, if there is one, and why the configured one cannot be used, or ""."""
-
-    directory: StateDirectory | None
-    why: str
-
-
 def state_path(config: Config) -> str:
     """Return the configured state directory, or that of the unit (StateDirectory= in systemd.exec(5)), or ""."""
     return config.daemon.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
 
 
-def become(config: Config, sockets: ServiceSockets) -> OpenedState:
+def become(config: Config, sockets: ServiceSockets) -> tuple[StateDirectory | None, str]:
     """Drop privileges, as the configuration says, and open the state directory.
 
+    Return the directory, if there is one, and why the configured one cannot be used, or "".
     Gives the files of the sockets to the new user. Raises ConfigError, also if another daemon has the state directory.
     In that case this removes the sockets.
     """
     path = state_path(config)
     _drop_privileges(config, sockets, path)
     try:
-        return OpenedState(open_state(path), "") if path else OpenedState(None, "")
+        return (open_state(path) if path else None), ""
     except OSError as e:
         log.warning("the state directory %s cannot be used, so nothing is kept: %s", path, e.strerror or e)
-        return OpenedState(None, e.strerror or str(e))
+        return None, e.strerror or str(e)
     except ConfigError:
         sockets.remove()
         raise
