@@ -107,6 +107,6 @@ def _moved(served: Served) -> tuple[int, int]:
 
 def _activity(store: TransferStore, received: float, sent: float) -> str:
     used = [transfer for transfer in store.all() if transfer.in_use]
-    wait = int(max((wait for transfer in used for wait in transfer.storage_waits()), default=0))
+    wait = int(max((wait for transfer in used for wait in transfer.traffic.storage_waits()), default=0))
     rates = f"{human(received)}/s in, {human(sent)}/s out"
     return f"{len(used)} transfers, {rates}{f', storage waits {wait} s' if wait else ''}"

@@ -46,7 +46,7 @@ class TicketCounts:
     def _add(self, transfer: Transfer, storage: str) -> None:
         self.totals[storage] = self.totals.get(storage, Totals()).plus(transfer.totals())
         self.states[_state(transfer)] += 1
-        self.waits[storage] += transfer.storage_waits()
+        self.waits[storage] += transfer.traffic.storage_waits()
         if transfer.opened is None or (record := transfer.record) is None:
             return
         state = record.state()

@@ -94,7 +94,7 @@ async def tracked(
                 yield op
         except BaseException as e:
             if isinstance(e, StorageError):
-                transfer.failed(op.kind)
+                transfer.traffic.failed(op.kind)
             transfer.abandon(op)
             raise
 
@@ -151,7 +151,7 @@ async def zero(
             if peer is not None:
                 peer.require_alive()
             method = await backend.zero(op, offset, length, allocate=keep, fast_only=fast_only)
-            transfer.zeroed(method, length)
+            transfer.traffic.zeroed(method, length)
         if flush:
             await backend.flush(op)
         return method

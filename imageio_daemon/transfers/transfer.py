@@ -12,7 +12,7 @@ from ..lanes.lane import Lane
 from ..lanes.terms import Terms
 from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import does
-from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.backend import Backend, Operation
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..storage.totals import Totals
@@ -53,8 +53,8 @@ class Transfer:
         clock: Clock,
     ) -> None:
         self.ticket = ticket
-        self._traffic = Traffic(clock)
-        self.permission = Permission(ticket, Seal(self._traffic), clock)
+        self.traffic = Traffic(clock)
+        self.permission = Permission(ticket, Seal(self.traffic), clock)
         self.connections = Connections(self.permission, most_connections, clock)
         self._records = records
         #: The rate limit. All code that moves bytes of the image for a client takes them from this bucket before.
@@ -62,7 +62,7 @@ class Transfer:
         self._limits = limits
         until_free = partial(canceled.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._settle, records)
-        self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, canceled, identify)
+        self.end = TransferEnd(ticket, self.permission, self.traffic, self._image, canceled, identify)
         #: Whether the ticket outlives the process. The store sets this.
         self.kept = False
         #: JSON values that outlive the process with the ticket. Ticket and values have less than 256 KiB. Change this
@@ -124,7 +124,7 @@ class Transfer:
         if changes:
             self.permission.seal.require_open()
         counts = access is not None and self.ticket.counts(access)
-        self._traffic.begin(op, counts=counts, part=part, changes=changes)
+        self.traffic.begin(op, counts=counts, part=part, changes=changes)
         does(op.kind, offset, length)
         return op
 
@@ -134,18 +134,10 @@ class Transfer:
         if op.in_storage:
             self._image.interrupt()
 
-    def zeroed(self, method: ZeroMethod, length: int) -> None:
-        """Add `length` bytes to those that were zeroed by a method, for the log."""
-        self._traffic.zeroed(method, length)
-
-    def failed(self, kind: Kind) -> None:
-        """Count an operation that storage has failed."""
-        self._traffic.failed(kind)
-
     @property
     def running(self) -> int:
         """Return how many requests run now."""
-        return self._traffic.running
+        return self.traffic.running
 
     @property
     def in_use(self) -> bool:
@@ -172,7 +164,7 @@ class Transfer:
         self._require_image(backend)
         if changes:
             self.permission.seal.require_open()
-        self._traffic.add_lane(lane, changes=changes)
+        self.traffic.add_lane(lane, changes=changes)
 
     def start_lane(
         self, lane: Lane, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None, *, changes: bool
@@ -188,13 +180,9 @@ class Transfer:
     def remove_lane(self, lane: Lane) -> None:
         """Remove a lane that has ended. No effect if it was not added."""
         try:
-            self._traffic.remove_lane(lane)
+            self.traffic.remove_lane(lane)
         finally:
             self._settle()
-
-    def collect(self) -> None:
-        """Fetch the ranges that lanes have counted."""
-        self._traffic.collect()
 
     # The image
 
@@ -225,7 +213,7 @@ class Transfer:
         if not self.permission.expired:  # a request has ended since the first check, and renewed it
             return
         callbacks = self.connections.callbacks()
-        if not self._traffic.any:
+        if not self.traffic.any:
             self.covered = False
             self._image.release(wanted=lambda: self.permission.valid)
         for on_cancel in callbacks:
@@ -249,7 +237,7 @@ class Transfer:
             return
         self._image.goes_on = goes_on
         self.permission.canceled = True
-        running = self._traffic.all()
+        running = self.traffic.all()
         callbacks = self.connections.callbacks()
         self.end.begin()
         self._image.stop_opening()
@@ -260,7 +248,7 @@ class Transfer:
         self._image.interrupt()
 
     def _operation_ended(self, op: Operation) -> None:
-        self._traffic.end(op)
+        self.traffic.end(op)
         self.permission.renew()
         self._settle()
 
@@ -273,18 +261,14 @@ class Transfer:
 
     def sample(self) -> None:
         """Take a sample for the rate of the status, and look for a pause. Call this at regular times."""
-        self._traffic.sample(self.permission.lease.active)
+        self.traffic.sample(self.permission.lease.active)
 
     def totals(self) -> Totals:
         """Return what was done for this transfer so far."""
-        return self._traffic.totals()._replace(limited=self.bucket.limited)
-
-    def storage_waits(self) -> list[float]:
-        """Return the seconds for which requests and lanes have waited for storage."""
-        return self._traffic.storage_waits()
+        return self.traffic.totals()._replace(limited=self.bucket.limited)
 
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it; see transfer_status()."""
         record = self.record
         durable = None if record is None or self._image.opened is None else record.state().bytes
-        return transfer_status(self.ticket, self.permission, self._traffic, self.connections, self.bucket, durable)
+        return transfer_status(self.ticket, self.permission, self.traffic, self.connections, self.bucket, durable)

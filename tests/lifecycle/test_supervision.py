@@ -84,9 +84,7 @@ async def test_no_signs_without_a_watchdog(
 
 class Transfer:
     in_use = True
-
-    def storage_waits(self) -> list[float]:
-        return [0.5, 12.9]
+    traffic = SimpleNamespace(storage_waits=lambda: [0.5, 12.9])
 
 
 class Source:

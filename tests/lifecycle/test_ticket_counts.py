@@ -16,12 +16,10 @@ class Transfer:
     permission = SimpleNamespace(canceled=False, expired=False)
     running = 0
     opened = None
+    traffic = SimpleNamespace(storage_waits=list)
 
     def totals(self) -> Totals:
         return Totals(read=1)
-
-    def storage_waits(self) -> list[float]:
-        return []
 
 
 async def test_totals_do_not_decrease_while_tickets_end() -> None:

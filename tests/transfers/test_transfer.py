@@ -644,7 +644,7 @@ async def test_slowest_operation_in_storage_is_told(transfer: Transfer, monkeypa
 
 
 async def test_zeroed_bytes_are_told_by_method(transfer: Transfer, opener: Opener) -> None:
-    transfer.zeroed(ZeroMethod.PUNCH_HOLE, 10)
+    transfer.traffic.zeroed(ZeroMethod.PUNCH_HOLE, 10)
     lane = IdleLane()
     lane.did = Totals(zeroed=Counter({ZeroMethod.PUNCH_HOLE: 5, ZeroMethod.WRITE: 7}))
     transfer.add_lane(cast(Lane, lane), await transfer.backend(), changes=True)

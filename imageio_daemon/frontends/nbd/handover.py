@@ -104,7 +104,7 @@ class LaneSession:
         self._lane.abort()
 
     def _event(self) -> None:
-        self._transfer.collect()
+        self._transfer.traffic.collect()
 
     def _end(self) -> None:
         stats = self._lane.stats

@@ -201,7 +201,7 @@ class LaneHandover:
     def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = lane
         self._exchange.worker = lane
-        lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
+        lane.watch(transfer.traffic.collect, lambda: self._ended(lane, transfer))
         if transfer.permission.canceled:  # another thread did it before the lane had started
             lane.cancel()
 

@@ -199,7 +199,7 @@ class Proxied:
             async with way.request(op, "PATCH", json=asked, works=True) as answer:
                 response = await passed(answer, way, transfer.ticket.size)
             if response.status < 300:
-                transfer.zeroed(ZeroMethod.REMOTE, todo.size)
+                transfer.traffic.zeroed(ZeroMethod.REMOTE, todo.size)
                 op.advance(todo.size)
         return response
 
