@@ -9,6 +9,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,6 +39,8 @@ OPERATIONS = tuple(sorted({*Kind, *KINDS}))
 UNKNOWN = "unknown"
 #: The services of NBD.
 NBD = ("nbd", "nbd-local")
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,17 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"imageio_{name}", text, value=value)
 
 
+def _total(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"imageio_{name}", text, value=value)
+
+
+def _filled(family: _Family, values: Mapping[str, float]) -> _Family:
+    """Return a family with one label, with the values by that label."""
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    return family
+
+
 def _build() -> Metric:
     build = _gauge("build_info", "Versions that run; the value is 1.", "version", "python", "openssl")
     build.add_metric((__version__, platform.python_version(), tls_socket.OPENSSL_VERSION), 1)
@@ -102,9 +116,7 @@ def _build() -> Metric:
 
 def _degraded(watched: Watched) -> Metric:
     degraded = _gauge("degraded", "1: the feature was configured and is not in force.", "feature")
-    for feature, why in watched.degraded.reasons().items():
-        degraded.add_metric((feature,), bool(why))
-    return degraded
+    return _filled(degraded, {feature: bool(why) for feature, why in watched.degraded.reasons().items()})
 
 
 def _requests(watched: Watched) -> Iterator[Metric]:
@@ -172,15 +184,9 @@ def _storage(watched: Watched, tickets: TicketCounts) -> Iterator[Metric]:
         errors.add_metric((storage, UNKNOWN), done.failed[""])
     yield from (read, written, zeroed, errors)
     text = f"Operations of storage that took longer than {SLOW_NS // 10**9} s and have ended."
-    slow = _counter("storage_slow_operations", text)
-    slow.add_metric((), slow_operations())
-    yield slow
-    images = _counter(
-        "qcow2_images", "Images in the format qcow2 by who serves them: native, the daemon itself.", "verdict"
-    )
-    for verdict, count in verdicts().items():
-        images.add_metric((verdict,), count)
-    yield images
+    yield _total("storage_slow_operations", text, slow_operations())
+    text = "Images in the format qcow2 by who serves them: native, the daemon itself."
+    yield _filled(_counter("qcow2_images", text, "verdict"), verdicts())
     load = watched.engine.load()
     yield _single("storage_threads", "Threads for operations on files and devices.", load.threads)
     yield _single("storage_threads_busy", "Threads that run an operation.", load.busy)
@@ -189,23 +195,16 @@ def _storage(watched: Watched, tickets: TicketCounts) -> Iterator[Metric]:
 
 def _transfers(watched: Watched, found: TicketCounts) -> Iterator[Metric]:
     tickets = _gauge("tickets", "Tickets by state; ending: cancelled, the image is not closed yet.", "state")
-    for state in TICKETS:
-        tickets.add_metric((state,), found.states[state])
-    yield tickets
+    yield _filled(tickets, {state: found.states[state] for state in TICKETS})
     yield _single("tickets_limit", "Most tickets.", watched.store.most_tickets)
     limited = _counter("limited_seconds", "Time in which transfers have waited for limits on their rate.", "storage")
-    for storage in STORAGE:
-        limited.add_metric((storage,), found.totals.get(storage, Totals()).limited)
-    yield limited
+    yield _filled(limited, {storage: found.totals.get(storage, Totals()).limited for storage in STORAGE})
     added = _counter("tickets_added", "Tickets that were added or restored.", "storage")
-    for storage in STORAGE:
-        added.add_metric((storage,), watched.store.totals.begun()[storage])
-    yield added
+    begun = watched.store.totals.begun()
+    yield _filled(added, {storage: begun[storage] for storage in STORAGE})
     yield from _waits(found.waits)
     records = _gauge("durable_records", "Records of what is durable of open images that may be written.", "state")
-    for name in RECORDS:
-        records.add_metric((name,), found.records[name])
-    yield records
+    yield _filled(records, {name: found.records[name] for name in RECORDS})
     yield _single("durable_bytes", "Bytes of open images that are known to be on stable storage.", found.durable)
 
 
@@ -213,11 +212,9 @@ def _waits(waits: dict[str, list[float]]) -> Iterator[Metric]:
     longest = _gauge("storage_wait_seconds", "Longest time that storage has owed an answer now.", "storage")
     waiting = _gauge("storage_waiting", "Requests and lanes that wait for storage now.", "storage")
     hanging = _gauge("storage_hanging", f"Of these, those that have waited for {HANGING:.0f} s.", "storage")
-    for storage, seconds in waits.items():
-        longest.add_metric((storage,), max(seconds, default=0))
-        waiting.add_metric((storage,), len(seconds))
-        hanging.add_metric((storage,), sum(wait >= HANGING for wait in seconds))
-    yield from (longest, waiting, hanging)
+    yield _filled(longest, {storage: max(seconds, default=0) for storage, seconds in waits.items()})
+    yield _filled(waiting, {storage: len(seconds) for storage, seconds in waits.items()})
+    yield _filled(hanging, {name: sum(wait >= HANGING for wait in seconds) for name, seconds in waits.items()})
 
 
 def _resources(watched: Watched) -> Iterator[Metric]:
@@ -225,23 +222,15 @@ def _resources(watched: Watched) -> Iterator[Metric]:
     limit = _gauge("buffer_memory_limit_bytes", "Most memory for data between network and storage.", "by")
     waiting = _gauge("buffer_memory_waiting", "Requests (python) or tickets (lane) that wait for memory.", "by")
     pool, memory = watched.pool, watched.lanes.memory()
-    found = {
-        By.PYTHON: (pool.in_use, pool.limit, pool.waiting),
-        By.LANE: (memory.used, memory.limit, memory.waiting),
-    }
-    for by, values in found.items():
-        for family, value in zip((used, limit, waiting), values, strict=True):
-            family.add_metric((by,), value)
-    yield from (used, limit, waiting)
+    yield _filled(used, {By.PYTHON: pool.in_use, By.LANE: memory.used})
+    yield _filled(limit, {By.PYTHON: pool.limit, By.LANE: memory.limit})
+    yield _filled(waiting, {By.PYTHON: pool.waiting, By.LANE: memory.waiting})
     decoders = zstd.totals()
     yield _single("decoder_memory_bytes", "Memory that decoders of zstd may use now.", decoders.memory)
     for name, what, value in (("encoded", "Bytes", decoders.taken), ("decoded", "Content", decoders.made)):
-        count = _counter(f"{name}_bytes", f"{what} of uploads with Content-Encoding: zstd.")
-        count.add_metric((), value)
-        yield count
-    lost = _counter("log_lines_dropped", "Lines of the log that were dropped, because nothing read it.")
-    lost.add_metric((), logs.lines_lost())
-    yield lost
+        yield _total(f"{name}_bytes", f"{what} of uploads with Content-Encoding: zstd.", value)
+    text = "Lines of the log that were dropped, because nothing read it."
+    yield _total("log_lines_dropped", text, logs.lines_lost())
     if watched.tls is not None:
         expires = watched.tls.context.expires
         yield _single("certificate_expiry_timestamp_seconds", "When the certificate in use expires.", expires)
