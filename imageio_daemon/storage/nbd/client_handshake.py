@@ -67,14 +67,18 @@ class Connection(NamedTuple):
 
     def leave(self) -> None:
         """Close a connection that was not used. Send NBD_CMD_DISC before, if the socket has room for it."""
-        goodbye = RequestHeader(Command.DISC, 0, 0, 0, 0).pack(extended=self.agreed.extended)
-        with suppress(OSError):
-            if self.tls is None:
-                self.sock.send(goodbye)
-            else:
-                self.tls.write(goodbye)
-                self.tls.end()
-        self.sock.close()
+        _close(self.sock, self.tls, RequestHeader(Command.DISC, 0, 0, 0, 0).pack(extended=self.agreed.extended))
+
+
+def _close(sock: socket.socket, tls: TlsSocket | None, last: bytes) -> None:
+    """Close a connection. Send its last bytes before, if there are any, and the socket has room for them."""
+    with suppress(OSError):
+        if last and tls is None:
+            sock.send(last)
+        elif last and tls is not None:
+            tls.write(last)
+            tls.end()
+    sock.close()
 
 
 async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
@@ -136,14 +140,7 @@ class ClientHandshake:
 
     def hang_up(self) -> None:
         """Close a connection whose negotiation has failed. Send the last output (NBD_OPT_ABORT) before."""
-        output = self._negotiation.take_output()
-        with suppress(OSError):
-            if output and self._tls is None:
-                self._sock.send(output)
-            elif output and self._tls is not None:
-                self._tls.write(output)
-                self._tls.end()
-        self._sock.close()
+        _close(self._sock, self._tls, self._negotiation.take_output())
 
     async def _send(self, data: bytes) -> None:
         if self._tls is None:
