@@ -44,49 +44,46 @@ def read(text: bytes, header: str) -> list[tuple[int, int]]:
     return _lines(text, count.end(), int(head[3], 16), int(count[1]))
 
 
-class _Lines:
-    """The start, end and sign of each line. They are in lists of numbers, which cost the garbage collector nothing."""
+def _durable(starts: list[int], ends: list[int], signs: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield in order the ranges for which the last line has a plus. After a sort, this looks once at each line.
 
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.signs: list[bytes] = []
-
-    def durable(self) -> Iterator[tuple[int, int]]:
-        """Yield in order the ranges for which the last line has a plus. After a sort, this looks once at each line."""
-        coming = sorted(range(len(self.starts)), key=self.starts.__getitem__, reverse=True)
-        here: list[int] = []  # a heap of negated line numbers, so the last line is first
-        begin = end = 0
-        for place, until in pairwise(sorted({*self.starts, *self.ends})):
-            while coming and self.starts[coming[-1]] == place:
-                heappush(here, -coming.pop())
-            while here and self.ends[-here[0]] <= place:
-                heappop(here)
-            if not here or self.signs[-here[0]] == b"-":
-                continue
-            if end < place:
-                if begin < end:
-                    yield begin, end
-                begin = place
-            end = until
-        if begin < end:
-            yield begin, end
+    The lines are in lists of numbers, which cost the garbage collector nothing.
+    """
+    coming = sorted(range(len(starts)), key=starts.__getitem__, reverse=True)
+    here: list[int] = []  # a heap of negated line numbers, so the last line is first
+    begin = end = 0
+    for place, until in pairwise(sorted({*starts, *ends})):
+        while coming and starts[coming[-1]] == place:
+            heappush(here, -coming.pop())
+        while here and ends[-here[0]] <= place:
+            heappop(here)
+        if not here or signs[-here[0]] == b"-":
+            continue
+        if end < place:
+            if begin < end:
+                yield begin, end
+            begin = place
+        end = until
+    if begin < end:
+        yield begin, end
 
 
 def _lines(text: bytes, place: int, crc: int, most: int) -> list[tuple[int, int]]:
-    lines = _Lines()
+    starts: list[int] = []
+    ends: list[int] = []
+    signs: list[bytes] = []
     while line := _LINE.match(text, place):
         crc = crc32(text[place : line.start(4) - 1], crc)
         start, end = int(line[2]), int(line[3])
         if crc != int(line[4], 16) or not start < end <= MAX_OFFSET:
             break
-        lines.starts.append(start)
-        lines.ends.append(end)
-        lines.signs.append(line[1])
+        starts.append(start)
+        ends.append(end)
+        signs.append(line[1])
         place = line.end()
-    if len(lines.starts) < most:
-        raise Damaged(f"it has {len(lines.starts)} lines of {most}")
-    pieces = list(lines.durable())
+    if len(starts) < most:
+        raise Damaged(f"it has {len(starts)} lines of {most}")
+    pieces = list(_durable(starts, ends, signs))
     return pieces if len(pieces) <= MAX_RANGES else sorted(sorted(pieces, key=_length)[-MAX_RANGES:])
 
 

@@ -35,13 +35,10 @@ def of_device(device: int, size: int) -> str | None:
         directory = (_SYSFS / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
     except OSError:
         return None
-    start, disk = (_read(directory / "start"), directory.parent) if _is_partition(directory) else ("0", directory)
+    is_partition = (directory / "partition").exists()
+    start, disk = (_read(directory / "start"), directory.parent) if is_partition else ("0", directory)
     name = _name(disk)
     return None if name is None or start is None else f"device {device} {start} {size} {name}"
-
-
-def _is_partition(directory: Path) -> bool:
-    return (directory / "partition").exists()
 
 
 def _name(disk: Path) -> str | None:
