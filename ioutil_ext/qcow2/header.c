@@ -3,7 +3,7 @@
 /*
  * Reading a header. It is data of whoever wrote the image, so each number is checked before it is used: cluster_bits
  * before a shift by it, lengths before a sum with them, tables against the length of the file. The parser of Python,
- * imageio_daemon/image/formats/qcow2.py, refuses the same names.
+ * imageio_daemon/image/qcow2.py, refuses the same names.
  */
 
 #include <stdarg.h>
