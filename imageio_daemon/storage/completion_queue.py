@@ -77,6 +77,7 @@ class CompletionQueue:
         Its completion cannot come before this has noted it, because this thread reaps it. Raises Unavailable if the
         engine is stopping, and StorageError if it does not accept the operation.
         """
+        pending.future = self._loop.create_future()  # before C has the operation, so that nothing can fail after that
         cookie = next(self._cookies)
         code = call(self._queue, cookie)
         if -code == errno.ESHUTDOWN:
@@ -85,7 +86,6 @@ class CompletionQueue:
             raise StorageError(-code, pending.what, "submit")
         for holder in pending.holders:
             holder.retain()
-        pending.future = self._loop.create_future()
         self._pending[cookie] = pending
         return pending.future
 
