@@ -9,7 +9,6 @@ image is free, so that the image can be moved or deleted after the removal of it
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import Enum
 
 from ..errors import InUse, TooManyTickets
 from ..runtime import logs
@@ -121,13 +120,8 @@ class TransferEnd:
             callbacks.pop(0)(self)
 
 
-class _By(Enum):
-    URL = "url"
-    IDENTITY = "identity"
-
-
-#: The key of an image: its url or its identity.
-_Key = tuple[_By, object]
+#: The key of an image: its url or its identity, after the word that says which.
+_Key = tuple[str, object]
 
 
 class _Users:
@@ -167,10 +161,10 @@ class CanceledTransfers:
         self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
         if transfer.has_left:
             return
-        for key in _keys_of(transfer) - keys:
+        for key in _keys(transfer.ticket.url, transfer.identity) - keys:
             keys.add(key)
             self._users.setdefault(key, _Users()).transfers.add(transfer)
-            self._identified += key[0] is _By.IDENTITY
+            self._identified += key[0] == "identity"
 
     def leave(self, transfer: TransferEnd) -> None:
         """Note that a transfer has left its image. The last one wakes what waits. No effect if it was not added."""
@@ -179,7 +173,7 @@ class CanceledTransfers:
             key = keys.pop()
             users = self._users[key]
             users.transfers.remove(transfer)
-            self._identified -= key[0] is _By.IDENTITY
+            self._identified -= key[0] == "identity"
             if not users.transfers:
                 del self._users[key]
                 users.gone.set()
@@ -225,10 +219,9 @@ class CanceledTransfers:
             await found[0].gone.wait()
 
     def _of_image(self, url: str, identity: object) -> list[_Users]:
-        keys: list[_Key] = [(_By.URL, url), (_By.IDENTITY, identity)]
-        return [users for key in keys if (users := self._users.get(key)) is not None]
+        return [users for key in _keys(url, identity) if (users := self._users.get(key)) is not None]
 
 
-def _keys_of(transfer: TransferEnd) -> set[_Key]:
-    url: _Key = (_By.URL, transfer.ticket.url)
-    return {url} if transfer.identity is None else {url, (_By.IDENTITY, transfer.identity)}
+def _keys(url: str, identity: object) -> set[_Key]:
+    """Return the keys of an image. Its identity is None if it is unknown."""
+    return {("url", url)} if identity is None else {("url", url), ("identity", identity)}
