@@ -20,7 +20,7 @@ from .commands import ShownTransfer, copy, download, settings_of, upload
 from .display import CLEAR_LINE, draws
 from .errors import ClientError, LocalError, Usage
 from .server.address import is_url
-from .ticket_ids import STANDARD_INPUT, complete
+from .ticket_ids import STANDARD_INPUT, complete, without_tickets
 
 #: Exit status after a signal: this plus its number, as in shells.
 SIGNALLED = 128
@@ -106,7 +106,7 @@ class _Line(logging.Formatter):
 
 
 def _fail(options: argparse.Namespace, message: str, status: int, code: str | None = None) -> int:
-    message = printable(message)
+    message = printable(without_tickets(message, vars(options).values()))
     if options.json:
         told = {"event": "error", "message": message, "status": status}
         print(json.dumps(told | ({"code": code} if code else {})), flush=True)

@@ -7,8 +7,9 @@ import json
 
 from ..commands.printable import printable
 from . import api
-from .errors import ChecksumMismatch
+from .errors import ChecksumMismatch, Usage
 from .manifests import verify as verify_manifest
+from .server.address import is_url
 from .server.session import Settings
 
 #: Most ranges that the message names. The output has all of them.
@@ -53,6 +54,8 @@ def checksum(options: argparse.Namespace, settings: Settings) -> None:
 
 def verify(options: argparse.Namespace, settings: Settings) -> None:
     """Print the ranges in which an image differs from a manifest. Raises ChecksumMismatch if there are any."""
+    if is_url(options.manifest):
+        raise Usage("the manifest comes first, then the image")
     different = verify_manifest(
         options.manifest, options.image, settings=settings, format=options.format, shared=options.shared
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ticket ids that are given apart from the URL, because all users of a host can read the arguments of processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..units import KiB
 from .errors import LocalError, Usage
@@ -10,6 +10,8 @@ from .server.address import has_ticket, with_ticket
 #: The environment variable with one id, or with several on a line each.
 VARIABLE = "IMAGEIO_TICKET"
 STANDARD_INPUT = "-"
+#: What is before the ticket in a URL.
+_PLACES = ("/images/", "/ui/#")
 #: Most bytes of a file of tickets: room for 250 of the longest ids.
 MAX_FILE = 64 * KiB
 
@@ -33,6 +35,20 @@ def complete(urls: Sequence[str], file: str | None, environment: Mapping[str, st
     return [url if has_ticket(url) else with_ticket(url, next(left)) for url in urls]
 
 
+def without_tickets(message: str, arguments: Iterable[object]) -> str:
+    """Return the message without the tickets of URLs among the arguments, which may be in the place of a file.
+
+    An argument is a text or a list of texts. Its URL may lack the scheme. What has a suffix is a file of a web server.
+    """
+    texts = [text for given in arguments for text in (given if isinstance(given, list) else [given])]
+    for text in texts:
+        for place in _PLACES:
+            origin, found, ticket = text.partition(place) if isinstance(text, str) else ("", "", "")
+            if ":" in origin and ticket and "." not in ticket:
+                message = message.replace(found + ticket, f"{found}…")
+    return message
+
+
 def _checked(given: str) -> str:
     try:
         given.encode()
@@ -50,7 +66,9 @@ def _read(file: str) -> str:
             raise Usage(f"a file of tickets has at most {MAX_FILE} bytes")
         return content.decode()
     except OSError as e:
-        raise LocalError(f"can't read the ticket from {_named(file)}: {e.strerror}") from e
+        # Who gives the ticket itself must not find it in a log. Names of files mostly have one of these characters.
+        name = _named(file) if "/" in file or "." in file else "the file of --ticket-file"
+        raise LocalError(f"can't read the ticket from {name}: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise Usage(f"{_named(file)} is no list of tickets: it is not UTF-8") from e
 

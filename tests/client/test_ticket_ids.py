@@ -11,7 +11,7 @@ import pytest
 from imageio_daemon.client import LocalError, Settings, Usage, info
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.session import require_tls
-from imageio_daemon.client.ticket_ids import MAX_FILE, complete
+from imageio_daemon.client.ticket_ids import MAX_FILE, complete, without_tickets
 from tests.client.programs import PROGRAM, TIMEOUT, run
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB
@@ -161,6 +161,31 @@ def test_ticket_among_wrong_arguments_is_not_repeated(arguments: list[str]) -> N
     done = run(*arguments)
     assert done.status == 2
     assert "secret" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "https://host:1/images/secret", "copy.manifest"],
+        ["info", "host:54322/images/secret"],
+        ["checksum", "host:54322/ui/#secret"],
+        ["download", "--manifest", "https://host:1/images/secret", "https://host:1/images/x", "copy.raw"],
+        ["info", "--cafile", "https://host:1/images/secret", "https://host:1/images/x"],
+        ["info", "--ticket-file", "secret", SERVER],
+        ["info", "--ticket-file", "https://host:1/images/secret", SERVER],
+    ],
+    ids=str,
+)
+def test_ticket_in_the_place_of_a_file_is_not_repeated(arguments: list[str]) -> None:
+    done = run(*arguments, "--json")
+    assert done.status in (2, 5)
+    assert "secret" not in done.out + done.err
+
+
+def test_name_of_a_file_on_a_web_server_is_told() -> None:
+    url = "https://host:1/images/disk.raw"
+    assert without_tickets(f"{url}: 404", [[url], None]) == f"{url}: 404"
+    assert without_tickets("/images/disk: no", ["/images/disk"]) == "/images/disk: no"
 
 
 # Without TLS
