@@ -14,6 +14,10 @@ from ...net.tls_socket import TlsContext
 from ..errors import LocalError, ServerFailed, Usage
 from .secure_socket import SecureSocket
 
+#: The option of the authorities for a web server that has the image. It has no pins.
+SOURCE_OPTION = "--source-cafile"
+#: The end of OpenSSL's reasons if the certificate is for another host (X509_verify_cert_error_string(3)).
+_OTHER_NAME = ("hostname mismatch", "ip address mismatch")
 #: A pin, written as for curl's --pinnedpubkey: 32 bytes in base64 (RFC 7469 2.4).
 _PIN = re.compile(r"sha256//([A-Za-z0-9+/]{43}=)", re.ASCII)
 
@@ -22,11 +26,13 @@ _PIN = re.compile(r"sha256//([A-Za-z0-9+/]{43}=)", re.ASCII)
 class Trust:
     """The rules of one session, and the certificate of this side.
 
-    `pins` are hashes of public keys, of which the server must have one. Without pins, it may have any.
+    `pins` are hashes of public keys, of which the server must have one. Without pins, it may have any. `option` is the
+    one that names the file of authorities, for messages.
     """
 
     context: TlsContext
     pins: frozenset[bytes]
+    option: str = "--cafile"
 
     @classmethod
     def of(
@@ -63,9 +69,10 @@ class Trust:
             return cls(TlsContext(rules, ca_file=cafile or "", **own) if own else context, keys)
         except OSError as e:
             files = " and ".join(dict.fromkeys(own.values()))
+            apart = "; a key in a file of its own is given by --key FILE" if key is None else ""
             raise LocalError(
-                f"can't load the client's certificate and its key, which has no passphrase, from {files}: "
-                f"{e.strerror or e}"
+                f"can't load the client's certificate and its key, which must have no passphrase, from {files}: "
+                f"{e.strerror or e}{apart}"
             ) from e
 
     def shake_hands(self, sock: SecureSocket, peer: str) -> None:
@@ -74,7 +81,7 @@ class Trust:
             sock.shake_hands()
         except OSError as e:
             if e.errno == errno.EKEYREJECTED:
-                raise ServerFailed(_unknown(peer, str(e.strerror), sock.tls.peer_key)) from e
+                raise ServerFailed(self._unknown(peer, str(e.strerror), sock.tls.peer_key)) from e
             raise
         key = sock.tls.peer_key
         if self.pins and key not in self.pins:
@@ -82,6 +89,17 @@ class Trust:
                 f"{peer} has the pin {_pin(key)}, which is none of those given: ask its administrator whether it has a "
                 "new key, since another host may answer in its place"
             )
+
+    def _unknown(self, peer: str, reason: str, key: bytes | None) -> str:
+        is_other = reason.lower().endswith(_OTHER_NAME)
+        remedy = (
+            "It is for another name: the URL must have a name or an address that is in it"
+            if is_other
+            else f"{self.option} FILE trusts the authority that signed it"
+        )
+        pinned = f"; or, if the server's administrator tells the same pin, --pin {_pin(key)} trusts its key"
+        by_pin = "" if self.option == SOURCE_OPTION else pinned
+        return f"the certificate of {peer} can't be verified: {reason}. {remedy}{by_pin}"
 
 
 def secured(trust: Callable[[], Trust], sock: socket.socket, host: str) -> socket.socket:
@@ -97,13 +115,6 @@ def secured(trust: Callable[[], Trust], sock: socket.socket, host: str) -> socke
         secure.close()
         raise
     return secure
-
-
-def _unknown(peer: str, reason: str, key: bytes | None) -> str:
-    return (
-        f"the certificate of {peer} can't be verified: {reason}. --cafile FILE trusts the authority that signed it; "
-        f"or, if the server's administrator tells the same pin, --pin {_pin(key)} trusts its key"
-    )
 
 
 def _keys(text: str) -> list[bytes]:

@@ -7,6 +7,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...urls import hosts
@@ -20,7 +21,7 @@ from .patience import Patience
 from .proxy import HttpProxy
 from .retries import Retries
 from .session import Settings
-from .trust import Trust
+from .trust import SOURCE_OPTION, Trust
 
 #: Most redirections of one request, as in browsers.
 MAX_REDIRECTIONS = 10
@@ -193,7 +194,8 @@ class WebFile(Fetched):
         self._disconnect()
         if place.scheme != "https" and not self._settings.insecure:
             raise Usage("with http:// anybody on the way can change the image: https://, or --insecure for tests")
-        tls = Trust.of(self._settings.source_cafile, (), insecure=False) if place.scheme == "https" else None
+        trust = Trust.of(self._settings.source_cafile, (), insecure=False) if place.scheme == "https" else None
+        tls = trust and replace(trust, option=SOURCE_OPTION)
         proxy = HttpProxy.of(place.host, os.environ) if tls else None
         endpoint = Endpoint(hosts.told(place.host, place.port), place.host, place.port, tls=tls, proxy=proxy)
         connection = http.client.HTTPConnection(place.host, place.port)

@@ -44,6 +44,12 @@ def test_pin_and_authority_must_both_be_right(daemon: Daemon, image: Image, pin:
         info(daemon.url(image.ticket, host="127.0.0.2"), settings=both)
 
 
+def test_certificate_for_another_name_is_told(daemon: Daemon, image: Image) -> None:
+    url = daemon.url(image.ticket, host="127.0.0.2")  # which is not in the certificate
+    with pytest.raises(ServerFailed, match=r"IP address mismatch\. It is for another name: .*; or, .* --pin sha256"):
+        info(url, settings=Settings(cafile=str(daemon.cafile), local=False))
+
+
 @pytest.mark.parametrize("more", [{}, {"insecure": True}, {"cafile": ""}])
 def test_server_with_another_key_is_never_believed(
     daemon: Daemon, image: Image, pin: str, more: dict[str, object]
