@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the target before the first byte is sent: whether it has room for the data, and the size."""
 
+from collections import deque
+
 from ...commands.amounts import human
-from ..errors import ChecksumMismatch, NoRoom
+from ..errors import ChecksumMismatch, NoRoom, Refused
 from ..local.source import Source
 from ..server.data import Piece
 from ..server.remote_image import RemoteImage
 from .record import ALIGNMENT
+
+#: The status of a server for a range outside of the image (RFC 9110 15.5.17).
+OUTSIDE = 416
 
 
 def check_room(source: Source, available: int) -> None:
@@ -34,11 +39,15 @@ def write_end(image: RemoteImage, source: Source) -> None:
     end = memoryview(bytearray(source.size - start))
     if not source.is_stream:
         source.read(start, end)
-    if end[-1]:
-        image.write([Piece(last, end[-1:])])
-        return
-    for _ in image.zero(last, 1):
-        pass
+    try:
+        if end[-1]:
+            image.write([Piece(last, end[-1:])])
+        else:
+            deque(image.zero(last, 1), maxlen=0)
+    except Refused as e:
+        if e.http_status == OUTSIDE:
+            e.args = (f"{e}; the image has {source.size} bytes",)
+        raise
 
 
 def not_verifiable(target: int, source: int) -> ChecksumMismatch:

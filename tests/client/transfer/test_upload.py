@@ -228,7 +228,7 @@ def test_small_target_is_refused_before_data_is_sent(
     daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage
 ) -> None:
     small = new_image(b"\xff" * MiB)
-    with pytest.raises(Refused, match=r"does not fit .*416"):
+    with pytest.raises(Refused, match=rf"does not fit .*416 .*ticket's {MiB} bytes.*; the image has {SIZE + 1} bytes"):
         upload(source, daemon.url(small.ticket), settings=tls)
     assert small.content() == b"\xff" * MiB
 
