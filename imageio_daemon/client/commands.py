@@ -12,7 +12,7 @@ from ..commands.standard_streams import STDIN, STDOUT, Streams
 from . import api
 from .described import Copying, Downloading, Local, Uploading
 from .display import Display, display
-from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
+from .errors import ChecksumMismatch, ClientError, LocalError, OtherFinalized, StateMismatch, Usage
 from .local.choosing import Making
 from .local.formats import is_elsewhere, named
 from .local.image_output import ImageOutput
@@ -57,6 +57,8 @@ class ShownTransfer:
         self._streams.wait(waits=True)
         if self._shown:
             self.display.abandon()
+        if isinstance(error, OtherFinalized):
+            return ""
         if self._progress.complete:  # only what comes after it has failed
             return f"; {self.new or self.incomplete} is complete"
         if self._progress.durable and not isinstance(error, StateMismatch | ChecksumMismatch):

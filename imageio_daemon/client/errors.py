@@ -35,6 +35,10 @@ class Refused(ClientError):
         self.http_status = http_status
 
 
+class OtherFinalized(Refused):
+    """The ticket was finalized with another image, so it does not allow writing any more. Nothing was transferred."""
+
+
 class ServerFailed(ClientError):
     """The server cannot be reached, fails, or does not speak the images API."""
 

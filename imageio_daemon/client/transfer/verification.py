@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ..errors import ChecksumMismatch, Refused, ServerFailed
+from ..errors import ChecksumMismatch, OtherFinalized, Refused, ServerFailed
 from ..server.failures import unflushed
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
@@ -19,6 +19,8 @@ TRIES = 10
 MAX_BLOCKS = 15_000
 #: Most ranges that a message names.
 MAX_NAMED = 4
+#: The status of a finalize with another checksum than before.
+CONFLICT = 409
 
 
 def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *, verify: bool) -> bool:
@@ -53,11 +55,18 @@ def prove(
 ) -> str | None:
     """Have the server finalize if it can, and return what finalize() returns. Otherwise verify(), and return None.
 
-    `part` is as for verify(). Raises as both do.
+    `part` is as for verify(). Raises as both do, and OtherFinalized.
     """
     counter.begin(Phase.VERIFYING)
-    if part is None and "finalize" in session.abilities.features:
-        return finalize(image, digest, counter, session.stop)
+    features = session.abilities.features
+    if part is None and "finalize" in features:
+        try:
+            return finalize(image, digest, counter, session.stop)
+        except Refused as e:
+            if e.http_status == CONFLICT and "zero" not in features:
+                told = "the ticket was finalized with another image, and does not allow writing any more"
+                raise OtherFinalized(f"{told}: ask for a new one", CONFLICT) from e
+            raise
     verify(image, digest, part)
     return None
 

@@ -107,6 +107,16 @@ def test_only_blocks_that_differ_are_sent(
     assert done.checksum == checksum(source)
 
 
+def test_ticket_that_has_another_image_says_so(daemon: Daemon, target: Image, source: Path, tmp_path: Path) -> None:
+    """It was finalized, so the same command would not help."""
+    update = ("upload", "--update", "--cafile", daemon.cafile)
+    url = daemon.url(target.ticket)
+    assert run(*update, source, url).status == 0
+    result = run(*update, base(tmp_path / "other"), url)
+    result.failed_with("finalized with another image, .* any more: ask for a new one$", 3)
+    assert target.content() == source.read_bytes()
+
+
 def test_equal_images_have_nothing_to_send(daemon: Daemon, target: Image, tls: Settings, tmp_path: Path) -> None:
     done = upload(base(tmp_path / "equal"), daemon.url(target.ticket), settings=tls, update=True)
     assert (done.progress.resumed, done.progress.data, done.progress.zero) == (SIZE, 0, 0)
