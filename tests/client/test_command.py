@@ -142,8 +142,9 @@ def test_socket_that_is_not_there_is_soon_told(tmp_path: Path) -> None:
     run(*arguments).failed_with("none: No such file or directory: nothing listens there; given up after 5 s", 4)
 
 
-def test_missing_image_is_told(daemon: Daemon) -> None:
-    run("upload", "/no/such/image", daemon.url("ticket")).failed_with("can't open /no/such/image: No such file", 5)
+@pytest.mark.parametrize("name", ["/no/such/image", "/no/such/image.qcow2", "/no/such/image.raw.gz"])
+def test_missing_image_is_told(daemon: Daemon, name: str) -> None:
+    run("upload", name, daemon.url("ticket")).failed_with(f"can't open {name}: No such file", 5)
 
 
 @pytest.mark.parametrize("url", ["host/images/x", "ftp://host/images/x", "https:///images/x", "https://h/images/x?y"])

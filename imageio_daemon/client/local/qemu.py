@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from .nbd_image import NbdImage
 from .part_file import PartFile
 from .qemu_img import arguments_for, run_qemu_img, tells_changes
 from .qemu_nbd import IN_USE, PrivateQemuNbd
-from .source import Source, changed, identity
+from .source import Source, changed, identity, open_image
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class QemuSource(ServedSource):
         bitmap: str | None = None,
     ) -> None:
         shown = str(path) if name is None else name
+        os.close(open_image(path))  # so that a missing file is told as for other images
         self._shared = shared
         self._locks = contextlib.ExitStack()
         known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
