@@ -124,7 +124,8 @@ class Downloading:
 
     def _chosen(self) -> Chosen:
         if isinstance(self.target, str | os.PathLike) and is_url(os.fspath(self.target)):
-            raise Usage("the URL comes first, then the image")
+            twice = ": the command copy is for two servers" if is_url(self.url) else ""
+            raise Usage(f"the URL comes first, then the image{twice}")
         options = self.options
         making = replace(
             self.making,

@@ -101,7 +101,7 @@ def _unix(parts: SplitResult, query: dict[str, str], export: str, hostname: str,
         raise ValueError("a host beside a unix socket")
     socket = query.pop("socket", "")
     if not socket:
-        raise ValueError("missing the parameter 'socket'")
+        raise ValueError("missing the parameter 'socket', as in nbd+unix:///NAME?socket=/PATH")
     if tls and not hostname:
         raise ValueError("missing the parameter 'tls-hostname': a unix socket has no name that TLS could check")
     return NbdAddress(socket=socket, export=export, tls=tls, tls_hostname=hosts.certified(hostname))

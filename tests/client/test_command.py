@@ -175,7 +175,7 @@ def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     [
         (["upload", "https://host/images/secret", "image"], "the image comes first, then the URL"),
         (["download", "image", "https://host/images/secret"], "the URL comes first, then the image"),
-        (["download", "https://host/images/x", "https://host/images/secret"], "the URL comes first, then the image"),
+        (["download", "https://host/images/x", "https://host/images/secret"], "the image: the command copy is for"),
         (["download", "--dirty", "--verify", "https://host/images/secret", "image"], "is that of the whole image"),
         (["upload", "--source-cafile", "ca.pem", "image", "https://host/images/secret"], "an image on a web server"),
         (["checksum", "--block-size", "0", "image"], "a block has"),

@@ -197,7 +197,8 @@ class NbdImage:
             raise self._failed(e) from e
 
     def _failed(self, error: Exception) -> LocalError:
-        return LocalError(f"the server of {self._name} failed: {error}")
+        reason = getattr(error, "strerror", None) or error  # without the number of an errno
+        return LocalError(f"the server of {self._name} failed: {reason}")
 
     def _taken(self) -> "_ImageConnection | None":
         """Take an idle connection, if there is one. Another thread may just have taken the last one."""

@@ -46,7 +46,7 @@ class ExpectedDigest:
     def __init__(self, told: str) -> None:
         algorithm, _, self._digest = told.partition(":")
         if not re.fullmatch("[0-9a-fA-F]+", self._digest) or algorithm not in PUBLISHED:
-            raise Usage(f"what is expected must look like sha256:HEX, or be one of {', '.join(PUBLISHED)}")
+            raise Usage(f"what is expected must look like sha256:HEX, or have {', '.join(PUBLISHED[1:])} in its place")
         try:
             self._state = new_hash(algorithm)
         except ValueError as e:

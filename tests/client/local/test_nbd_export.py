@@ -200,7 +200,7 @@ def test_export_gets_a_raw_image(daemon: Daemon, tls: Settings, how: dict[str, o
 
 
 def test_server_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match=r"the server of nbd.*no-such failed: "):
+    with pytest.raises(LocalError, match=r"the server of nbd.*no-such failed: No such file"):
         info(f"nbd+unix:///?socket={tmp_path}/no-such")
 
 
