@@ -102,7 +102,7 @@ def lines_to_try(work: Path) -> Iterator[list[str]]:
 
 
 def test_lines_of_make_run_work(lines_to_try: list[str]) -> None:
-    assert len(lines_to_try) == 10
+    assert len(lines_to_try) == 11
     for line in lines_to_try:
         # What curl is told to do must succeed, too: without --fail it is content with any answer.
         command = line.replace("curl ", "curl --silent --show-error --fail ")
