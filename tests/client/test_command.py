@@ -142,6 +142,11 @@ def test_socket_that_is_not_there_is_soon_told(tmp_path: Path) -> None:
     run(*arguments).failed_with("none: No such file or directory: nothing listens there; given up after 5 s", 4)
 
 
+@pytest.mark.parametrize("address", ["ftp://host/disk.raw", "file:///disk.qcow2"])
+def test_address_of_another_kind_is_told(daemon: Daemon, address: str) -> None:
+    run("upload", address, daemon.url("ticket")).failed_with(f"can't open {address}: .* begin with https://, nbd://", 5)
+
+
 @pytest.mark.parametrize("name", ["/no/such/image", "/no/such/image.qcow2", "/no/such/image.raw.gz"])
 def test_missing_image_is_told(daemon: Daemon, name: str) -> None:
     run("upload", name, daemon.url("ticket")).failed_with(f"can't open {name}: No such file", 5)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The addresses of images in messages.
+ADDRESSES = "https://, nbd://, nbds://, nbd+unix://, nbds+unix:// or rbd:"
 #: Sources that can be read in any order, more than once.
 _Whole: TypeAlias = "FileSource | local.RbdSource | local.NbdSource"
 
@@ -63,6 +65,8 @@ def open_source(
             raise Usage("what is expected is the digest of a file")
         return _open_elsewhere(str(source), how)
     path = Path(source)
+    if "://" in os.fspath(source) and not path.exists():
+        raise LocalError(f"can't open {source}: it is no file, and addresses of images begin with {ADDRESSES}")
     kind = _kind(path.name, how)
     if how.size is not None and not kind.compression:
         raise Usage("a size is for streams; a file has its own")
