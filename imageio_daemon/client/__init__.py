@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 from ..image.extents import Extent
 from .api import (
-    Info,
-    checksum,
-    disks,
+    copy,
     download,
-    extents,
-    info,
     open,  # noqa: A004 - named as that of files
+    preview_download,
+    preview_upload,
     upload,
 )
+from .asking import Info, checksum, disks, extents, info, verify
 from .errors import (
     ChecksumMismatch,
     ClientError,
@@ -44,21 +43,9 @@ from .transfer.progress import Progress
 from .transfer.transfer_options import Uploaded
 
 if TYPE_CHECKING:
-    from .copying import copy
-    from .manifests import verify
-    from .previews import preview_download, preview_upload
     from .transfer.preview import Preview
 else:
-    __getattr__ = imported_at_use(
-        __name__,
-        {
-            "Preview": ".transfer.preview",
-            "copy": ".copying",
-            "preview_download": ".previews",
-            "preview_upload": ".previews",
-            "verify": ".manifests",
-        },
-    )
+    __getattr__ = imported_at_use(__name__, {"Preview": ".transfer.preview"})
 
 __all__ = [
     "ChecksumMismatch",

@@ -1,62 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the library."""
+"""The functions of the library that transfer or open images. Those that only ask about images are in asking.py."""
 
-import contextlib
-import dataclasses
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Unpack
 
-from ..image.blockhash import (
-    BLOCK_ALIGNMENT,
-    DEFAULT_ALGORITHM,
-    DEFAULT_BLOCK,
-    MAX_BLOCK,
-    MIN_BLOCK,
-    algorithms,
-    new_hash,
-)
-from ..image.extents import Extent
-from .described import Downloading, Local, Uploading
-from .errors import Usage
+from .described import Copying, Downloading, Local, Uploading
 from .handle.image import Image
-from .local.choosing import Making
-from .local.in_use import locked
-from .local.opening import How, disk_names, open_source
-from .local.source import Source
-from .server.address import is_url
-from .server.remote_image import RemoteImage
-from .server.session import DEFAULTS, ClientSession, Settings, securing
-from .transfer import workers
-from .transfer.block_hashing import hash_all
-from .transfer.checkpoints import CHECKPOINT
-from .transfer.digest import Digest
+from .server.session import DEFAULTS, ClientSession, Settings
 from .transfer.download import Downloaded
-from .transfer.progress import Counter, Opening, Report
-from .transfer.record import state_directory
-from .transfer.transfer_options import DownloadOptions, Uploaded, UploadOptions
-from .transfer.wire_compression import Compression
+from .transfer.progress import Report
+from .transfer.transfer_options import (
+    CopyArguments,
+    DownloadArguments,
+    DownloadOptions,
+    SendOptions,
+    UploadArguments,
+    Uploaded,
+    UploadOptions,
+)
 
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Info:
-    """What is known of an image without reading its data. Sizes are in bytes, and None if they are not known.
-
-    `data` and `zero` are the bytes of data, and of extents that read as zeros. `local` tells whether the client reaches
-    the server by its unix socket.
-    """
-
-    size: int
-    data: int | None = None
-    zero: int | None = None
-    features: tuple[str, ...] = ()
-    max_readers: int | None = None
-    max_writers: int | None = None
-    local: bool = False
+if TYPE_CHECKING:
+    from .transfer.preview import Preview
 
 
 def upload(
@@ -64,23 +27,8 @@ def upload(
     url: str,
     *,
     settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002 - as the command and qemu call it
-    decompress: str | None = None,
-    member: str | None = None,
-    size: int | None = None,
-    expect: str | None = None,
-    restart: bool = False,
-    compare_all: bool = False,
-    update: bool = False,
-    base: str | None = None,
-    bitmap: str | None = None,
-    state: bool | str | os.PathLike[str] = True,
-    checkpoint: float = CHECKPOINT,
-    verify: bool = False,
-    room_check: bool = True,
-    wire_compression: Compression | str = Compression.AUTO,
-    shared: bool = False,
     progress: Report | None = None,
+    **options: Unpack[UploadArguments],
 ) -> Uploaded:
     """Make the image at `url` read as `source`, on stable storage. Bytes of the image after source's end stay.
 
@@ -110,36 +58,21 @@ def upload(
     source at the same time. Otherwise it is locked, and refused if another program writes to it. `progress` is called
     every 0.1 s.
 
+    `state` and `room_check` are True by default, `checkpoint` is 10 s, `wire_compression` is `auto`; all else is off.
     Raises ClientError.
     """
-    how = How(
-        format=format, decompress=decompress, member=member, size=size, shared=shared, expect=expect, bitmap=bitmap
-    )
-    options = UploadOptions(
-        verify=verify,
-        restart=restart,
-        state=state_directory(state),
-        checkpoint=checkpoint,
-        update=update,
-        base=base,
-        compare_all=compare_all,
-        room_check=room_check,
-        wire_compression=_compression(wire_compression),
-    )
-    return Uploading(source, url, settings, how, options).run(progress)
+    return Uploading(source, url, settings, UploadOptions(**options)).run(progress)
 
 
-def disks(
-    archive: str | os.PathLike[str], *, decompress: str | None = None, progress: Report | None = None
-) -> list[str]:
-    """Return the names of the disks in a tar archive, such as an OVA, in their order.
+def preview_upload(
+    source: Local, url: str, *, settings: Settings = DEFAULTS, **options: Unpack[UploadArguments]
+) -> "Preview":
+    """Tell what upload() with these arguments would do. Changes nothing on the server, and keeps nothing here.
 
-    `decompress` is as for upload(). A compressed archive is read to its end, and `progress` is called every 0.1 s. An
-    archive of a web server is read once, and its disks are not listed. Raises ClientError.
+    Reads a compressed file once if its header has no size, and the first bytes of a stream. Raises ClientError where
+    upload() would fail before it knows image and ticket. Later failures are in Preview.refused.
     """
-    if is_url(os.fspath(archive)):
-        raise Usage("the disks of an archive on a web server are not known: say --member NAME, or fetch it first")
-    return disk_names(Path(archive), How(decompress=decompress), Opening(Counter(), progress))
+    return Uploading(source, url, settings, UploadOptions(**options)).preview()
 
 
 def download(
@@ -147,18 +80,8 @@ def download(
     target: Local,
     *,
     settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002
-    compress: bool = False,
-    dirty: bool = False,
-    update: bool = False,
-    base: str | None = None,
-    restart: bool = False,
-    state: bool | str | os.PathLike[str] = True,
-    checkpoint: float = CHECKPOINT,
-    verify: bool = False,
-    manifest: str | os.PathLike[str] | None = None,
-    shared: bool = False,
     progress: Report | None = None,
+    **options: Unpack[DownloadArguments],
 ) -> Downloaded:
     """Make `target` read as the image at `url`, on stable storage.
 
@@ -178,22 +101,41 @@ def download(
     An interrupted download of a new raw or qcow2 file leaves NAME.part. A file in this user's directory or in the
     directory `state` lists its ranges that are on stable storage. The next download compares these with the image, and
     receives the others and what differs. With `state` False, nothing is left. With `restart`, all is received.
-    `checkpoint` is the seconds between two flushes.
+    `checkpoint` is the seconds between two flushes. Defaults are those of upload().
 
     Raises ClientError.
     """
-    making = Making(format=format, compress=compress, shared=shared)
-    options = DownloadOptions(
-        verify=verify,
-        restart=restart,
-        state=state_directory(state),
-        checkpoint=checkpoint,
-        update=update,
-        base=base,
-        dirty=dirty,
-        manifest=None if manifest is None else Path(manifest),
-    )
-    return Downloading(url, target, settings, making, options).run(progress)
+    return Downloading(url, target, settings, DownloadOptions(**options)).run(progress)
+
+
+def preview_download(
+    url: str, target: Local, *, settings: Settings = DEFAULTS, **options: Unpack[DownloadArguments]
+) -> "Preview":
+    """Tell what download() with these arguments would do. Makes no file, and writes to no image.
+
+    Raises ClientError as preview_upload().
+    """
+    return Downloading(url, target, settings, DownloadOptions(**options)).preview()
+
+
+def copy(
+    source: str,
+    target: str,
+    *,
+    settings: Settings = DEFAULTS,
+    source_settings: Settings | None = None,
+    progress: Report | None = None,
+    **options: Unpack[CopyArguments],
+) -> Uploaded:
+    """Make the image at the URL `target` read as the one at the URL `source`, on stable storage.
+
+    Data goes through this host's memory; zeros are not transferred. This is an upload whose source is an image of a
+    server: see upload() for the arguments, and for how it continues. `source_settings` is for the server of the source,
+    if it differs from `settings`. `base`, for `update`, is the checksum() that the source had when the bitmap of its
+    ticket began. If the target has this checksum, what the bitmap marks is sent, and only a sample of the rest is
+    compared. Any other target is compared as a whole. Raises ClientError.
+    """
+    return Copying(source, target, settings, source_settings or settings, SendOptions(**options)).run(progress)
 
 
 def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - named as that of files
@@ -207,89 +149,3 @@ def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - n
     except BaseException:
         session.close()
         raise
-
-
-def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:
-    """Return the extents of an image: zero or data, or in the context "dirty" changed or not. Raises ClientError."""
-    return _ask(url, settings, lambda image, _: image.extents(context))
-
-
-def info(
-    image: str | os.PathLike[str],
-    *,
-    settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002
-) -> Info:
-    """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
-    if is_url(os.fspath(image)):
-        return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(open_source(image, How(format, shared=True, secure=securing(settings)))) as source:
-        return _with_extents(Info(source.size), source.extents())
-
-
-def checksum(
-    image: str | os.PathLike[str],
-    *,
-    settings: Settings = DEFAULTS,
-    format: str | None = None,  # noqa: A002
-    algorithm: str = DEFAULT_ALGORITHM,
-    block_size: int = DEFAULT_BLOCK,
-    shared: bool = False,
-) -> str:
-    """Return the digest of an image. For a URL, the server computes it; for a file or device, this function does.
-
-    image/blockhash.py says what is hashed. With `shared`, other programs may write to a local image at the same time,
-    see upload().
-    """
-    if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
-        raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
-    if not algorithm.isascii():
-        raise Usage(f"{algorithm} is no name of an algorithm")
-    if is_url(os.fspath(image)):
-        return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
-    with (
-        locked(image, writes=False, shared=shared),
-        contextlib.closing(open_source(image, How(format, shared=shared, secure=securing(settings)))) as source,
-    ):
-        return _hash(source, algorithm, block_size)
-
-
-def _compression(name: Compression | str) -> Compression:
-    try:
-        return Compression(name)
-    except ValueError:
-        raise Usage("wire_compression is auto, always or never") from None
-
-
-def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:
-    """Open an image, and call `question` in a thread, so that Ctrl-C ends the wait."""
-    with ClientSession(url, settings) as session:
-        (answer,) = workers.run([lambda: question(session.open(), session)], session.stop)
-        return answer
-
-
-def _remote_info(image: RemoteImage, session: ClientSession) -> Info:
-    abilities = session.abilities
-    told = Info(
-        image.size(),
-        features=tuple(sorted(abilities.features)),
-        max_readers=abilities.max_readers,
-        max_writers=abilities.max_writers,
-        local=session.is_local,
-    )
-    return _with_extents(told, image.extents()) if "extents" in abilities.features else told
-
-
-def _with_extents(told: Info, found: Iterable[Extent]) -> Info:
-    zero = sum(extent.length for extent in found if extent.zero)
-    return dataclasses.replace(told, data=told.size - zero, zero=zero)
-
-
-def _hash(source: Source, algorithm: str, block_size: int) -> str:
-    try:
-        digest = Digest(algorithm, block_size)
-        new_hash(algorithm)
-    except ValueError as e:
-        raise Usage(f"{algorithm} is not an algorithm of this host, which has {', '.join(algorithms())}") from e
-    hash_all(source, digest)
-    return digest.hexdigest()

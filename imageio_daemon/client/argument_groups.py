@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of arguments that several commands of imageio-client have."""
+"""Groups of arguments that several commands of imageio-client have.
+
+What the library has, too, is stored by the name that it has there; see given() in commands.py.
+"""
 
 import argparse
 import re
@@ -48,6 +51,7 @@ def add_server(command: argparse.ArgumentParser) -> None:
     server.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
     server.add_argument(
         "--pin",
+        dest="pins",
         action="append",
         default=[],
         metavar="sha256//BASE64",
@@ -67,7 +71,9 @@ def add_server(command: argparse.ArgumentParser) -> None:
     way.add_argument(
         "--unix-socket", metavar="PATH", help="connect to the local service of this host; @NAME is an abstract socket"
     )
-    way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
+    way.add_argument(
+        "--no-local", dest="local", action="store_false", help="do not look for the local service of this host"
+    )
     server.add_argument(
         "--retry-for",
         type=parse_seconds,
@@ -109,6 +115,16 @@ def add_dry_run(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_room_check(command: argparse.ArgumentParser) -> None:
+    """Add the option to begin without room."""
+    command.add_argument(
+        "--no-room-check",
+        dest="room_check",
+        action="store_false",
+        help="begin even if the target seems to have no room",
+    )
+
+
 def add_format(command: argparse.ArgumentParser) -> None:
     """Add the format of the local image."""
     command.add_argument(
@@ -129,10 +145,12 @@ def add_state(command: argparse.ArgumentParser, restart: str) -> "argparse._Mutu
     state = command.add_mutually_exclusive_group()
     state.add_argument(
         "--state-dir",
+        dest="state",
+        default=True,
         metavar="DIR",
         help="where to keep what is done, for the next command (default: ~/.local/state/imageio-client)",
     )
-    state.add_argument("--no-state", action="store_true", help="keep it nowhere")
+    state.add_argument("--no-state", dest="state", action="store_false", help="keep it nowhere")
     again = command.add_mutually_exclusive_group()
     again.add_argument("--restart", action="store_true", help=restart)
     return again

@@ -15,6 +15,7 @@ from .argument_groups import (
     add_connections,
     add_dry_run,
     add_format,
+    add_room_check,
     add_server,
     add_shared,
     add_state,
@@ -119,7 +120,7 @@ def _add_upload(commands: Commands) -> None:
     again.add_argument(
         "--compare-all", action="store_true", help="compare all that an earlier upload has sent, not a sample"
     )
-    command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
+    add_room_check(command)
     command.add_argument(
         "--wire-compression",
         choices=["auto", "always", "never"],
@@ -165,7 +166,7 @@ def _add_copy(commands: Commands) -> None:
     again = add_state(command, "send all, also what an earlier copy has sent")
     again.add_argument("--update", action="store_true", help="send only what differs from what the target has; verify")
     add_base(command)
-    command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
+    add_room_check(command)
     add_connections(command)
     add_server(command)
 

@@ -16,10 +16,11 @@ from ..commands import standard_streams
 from ..commands.printable import printable
 from ..commands.standard_streams import Streams
 from .arguments import parser
-from .commands import ShownTransfer, copy, download, settings_of, upload
+from .commands import ShownTransfer, copy, download, given, upload
 from .display import CLEAR_LINE, draws
 from .errors import ClientError, LocalError, Usage
 from .server.address import is_url
+from .server.session import Settings
 from .ticket_ids import STANDARD_INPUT, complete, without_tickets
 
 #: Exit status after a signal: this plus its number, as in shells.
@@ -118,7 +119,7 @@ def _question(name: str) -> Callable[[argparse.Namespace, ShownTransfer], None]:
     def ask(options: argparse.Namespace, _: ShownTransfer) -> None:
         from . import questions  # noqa: PLC0415 - transfers start earlier without it
 
-        getattr(questions, name)(options, settings_of(options))
+        getattr(questions, name)(options, given(options, Settings))
 
     return ask
 
@@ -132,7 +133,7 @@ def _nbd(options: argparse.Namespace, _: ShownTransfer) -> None:
         elif not options.quiet:
             print(uri, flush=True)
 
-    nbd_socket.serve(options.url, options.socket, settings_of(options), listening)
+    nbd_socket.serve(options.url, options.socket, given(options, Settings), listening)
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, ShownTransfer], None]] = {

@@ -3,27 +3,26 @@
 
 import argparse
 import contextlib
+import dataclasses
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from ..commands.amounts import human
 from ..commands.printable import printable
 from ..commands.standard_streams import STDIN, STDOUT, Streams
-from . import api
+from . import asking
 from .described import Copying, Downloading, Local, Uploading
 from .display import Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, OtherFinalized, StateMismatch, Usage
-from .local.choosing import Making
 from .local.formats import is_elsewhere, named
 from .local.image_output import ImageOutput
-from .local.opening import How
 from .local.target import is_existing_device
 from .server.address import is_url
 from .server.session import Settings
 from .transfer.progress import Progress
-from .transfer.record import state_directory
-from .transfer.transfer_options import DownloadOptions, UploadOptions
-from .transfer.wire_compression import Compression
+from .transfer.transfer_options import DownloadOptions, SendOptions, UploadOptions
+
+_T = TypeVar("_T", Settings, UploadOptions, DownloadOptions, SendOptions)
 
 
 class ShownTransfer:
@@ -73,51 +72,13 @@ class ShownTransfer:
         return ""
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
-    """Return the settings from the options."""
-    return Settings(
-        cafile=options.cafile,
-        pins=options.pin,
-        insecure=options.insecure,
-        cert=options.cert,
-        key=options.key,
-        source_cafile=getattr(options, "source_cafile", None),
-        unix_socket=options.unix_socket,
-        local=not options.no_local,
-        connections=getattr(options, "connections", None),
-        retry_for=options.retry_for,
-        rate=getattr(options, "rate", None),
-    )
+def given(options: argparse.Namespace, kind: type[_T]) -> _T:
+    """Return settings or options of the library: those of the command, which have the same names.
 
-
-def _upload_options(options: argparse.Namespace) -> UploadOptions:
-    """Return the options of upload or copy."""
-    return UploadOptions(
-        verify=options.verify,
-        restart=options.restart,
-        state=_state(options),
-        update=options.update,
-        base=options.base,
-        compare_all=getattr(options, "compare_all", False),
-        room_check=not options.no_room_check,
-        wire_compression=Compression(getattr(options, "wire_compression", Compression.AUTO)),
-    )
-
-
-def _download_options(options: argparse.Namespace) -> DownloadOptions:
-    return DownloadOptions(
-        verify=options.verify,
-        restart=options.restart,
-        state=_state(options),
-        update=options.update,
-        base=options.base,
-        dirty=options.dirty,
-        manifest=None if options.manifest is None else Path(options.manifest),
-    )
-
-
-def _state(options: argparse.Namespace) -> Path | None:
-    return state_directory(not options.no_state if options.state_dir is None else options.state_dir)
+    Raises ClientError if they contradict each other.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in vars(options).items() if name in names})
 
 
 def _standard_input() -> BinaryIO:
@@ -133,7 +94,7 @@ def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     if options.source_cafile is not None and not is_url(options.image):
         raise Usage("--source-cafile is for an image on a web server")
     if options.all:
-        names = api.disks(options.image, decompress=options.decompress, progress=transfer.report)
+        names = asking.disks(options.image, decompress=options.decompress, progress=transfer.report)
         if len(names) != len(options.url):
             raise Usage(f"there are {len(options.url)} URLs for the {len(names)} disks {', '.join(names)}")
         for name, url in zip(names, options.url, strict=True):
@@ -146,16 +107,8 @@ def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
 
 def _upload_one(options: argparse.Namespace, transfer: ShownTransfer, url: str, member: str | None) -> None:
     source: Local = _standard_input() if options.image == "-" else options.image
-    how = How(
-        format=options.format,
-        decompress=options.decompress,
-        member=member,
-        size=options.size,
-        shared=options.shared,
-        expect=options.expect,
-        bitmap=options.bitmap,
-    )
-    described = Uploading(source, url, settings_of(options), how, _upload_options(options))
+    sent = dataclasses.replace(given(options, UploadOptions), member=member)
+    described = Uploading(source, url, given(options, Settings), sent)
     if options.dry_run:
         _preview(options, described)
         return
@@ -175,8 +128,7 @@ def download(options: argparse.Namespace, transfer: ShownTransfer) -> None:
 
 
 def _download_to(target: Local, options: argparse.Namespace, transfer: ShownTransfer) -> None:
-    making = Making(format=options.format, compress=options.compress, shared=options.shared)
-    described = Downloading(options.url, target, settings_of(options), making, _download_options(options))
+    described = Downloading(options.url, target, given(options, Settings), given(options, DownloadOptions))
     if options.dry_run:
         _preview(options, described)
         return
@@ -199,9 +151,9 @@ def _download_to(target: Local, options: argparse.Namespace, transfer: ShownTran
 def copy(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Copy an image from one server to another."""
     source, target = options.url
-    settings = settings_of(options)
+    settings = given(options, Settings)
     transfer.incomplete = "the target"
-    done = Copying(source, target, settings, settings, _upload_options(options)).run(transfer.report)
+    done = Copying(source, target, settings, settings, given(options, SendOptions)).run(transfer.report)
     transfer.finish("copied", done.progress, checksum=done.checksum, verified=done.verified)
 
 

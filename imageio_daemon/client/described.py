@@ -23,7 +23,7 @@ from .transfer import workers
 from .transfer.download import Download, Downloaded
 from .transfer.progress import Counter, Opening, Report
 from .transfer.remote_source import RemoteSource
-from .transfer.transfer_options import DownloadOptions, Uploaded, UploadOptions
+from .transfer.transfer_options import DownloadOptions, SendOptions, Uploaded, UploadOptions
 from .transfer.upload import Upload
 
 if TYPE_CHECKING:
@@ -35,35 +35,27 @@ Local: TypeAlias = str | os.PathLike[str] | BinaryIO
 
 @dataclass(frozen=True)
 class Uploading:
-    """An upload of a local image. `how` says how to read it, and `options` how to send it.
-
-    The constructor and the methods raise ClientError.
-    """
+    """An upload of a local image. Methods raise ClientError."""
 
     source: Local
     url: str
     settings: Settings
-    how: How
     options: UploadOptions
-
-    def __post_init__(self) -> None:
-        if (self.options.base is None) != (self.how.bitmap is None):
-            raise Usage("base and bitmap belong together: the checksum of the image when its bitmap began")
 
     def run(self, report: Report | None = None) -> Uploaded:
         """Upload the image. Call `report` every 0.1 s."""
         counter = Counter()
-        with self._opened(self.how, Opening(counter, report)) as (session, source):
+        with self._opened(self.options, Opening(counter, report)) as (session, source):
             return Upload(source, session, self.options, report, counter).run()
 
     def preview(self) -> "Preview":
         """Return what run() would do. Changes nothing on the server, and keeps no file on this host."""
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
-        how = replace(self.how, expect=None, bitmap=None)  # checking these would take long
+        how = replace(self.options, expect=None, base=None, bitmap=None)  # checking these would take long
         with self._opened(how) as (session, source):
             session.stop.call(source.stop)
-            names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, self.how)}
+            names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, how)}
             tell = partial(preview.preview_upload, source, session, self.options, **names)
             (told,) = workers.run([tell], session.stop)
             return told
@@ -83,42 +75,37 @@ class Uploading:
             require_content(opened, given, how.member)
             if self.options.update and opened.is_stream:
                 raise Usage("an update reads the image twice: decompress or copy it to a file first")
-            if self.how.bitmap is not None and not isinstance(opened, MarkedSource):
+            if self.options.bitmap is not None and not isinstance(opened, MarkedSource):
                 raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
             yield session, opened
 
 
 @dataclass(frozen=True)
 class Downloading:
-    """A download to a local target. `making` says how to make or open it, and `options` how to receive the image.
-
-    The constructor and the methods raise ClientError.
-    """
+    """A download to a local target. Methods raise ClientError."""
 
     url: str
     target: Local
     settings: Settings
-    making: Making
     options: DownloadOptions
 
     def run(self, report: Report | None = None) -> Downloaded:
         """Download the image. Call `report` every 0.1 s."""
         chosen = self._chosen()
-        with self._locked(shared=self.making.shared or chosen.locks) as session:
+        with self._locked(shared=self.options.shared or chosen.locks) as session:
             return Download(session, chosen.make(), self.options, report).run()
 
     def preview(self) -> "Preview":
         """Return what run() would do. Makes no file, and writes to no image."""
         from .transfer import preview  # noqa: PLC0415 - as above
 
-        options = DownloadOptions(dirty=self.options.dirty, update=self.options.update)
-        said = self.making.format
-        chosen = replace(self, options=options)._chosen()
+        said = self.options.format
+        chosen = self._chosen()
         says = named(chosen.path.name) if chosen.path is not None and said is None else None
         shown = said or (says and ", ".join(filter(None, (says.format or "raw", says.compression)))) or "raw"
-        with self._locked(shared=self.making.shared and not chosen.locks) as session:  # nothing else locks it
+        with self._locked(shared=self.options.shared and not chosen.locks) as session:  # nothing else locks it
             names = {"name": _name(self.target, "standard output"), "format_name": shown}
-            tell = partial(preview.preview_download, session, chosen, options, **names)
+            tell = partial(preview.preview_download, session, chosen, self.options, **names)
             (told,) = workers.run([tell], session.stop)
             return told
 
@@ -127,8 +114,9 @@ class Downloading:
             twice = ": the command copy is for two servers" if is_url(self.url) else ""
             raise Usage(f"the URL comes first, then the image{twice}")
         options = self.options
-        making = replace(
-            self.making,
+        making = Making(
+            format=options.format,
+            compress=options.compress,
             dirty=options.dirty,
             continues=options.continues,
             update=options.update,
@@ -154,7 +142,7 @@ class Copying:
     target: str
     settings: Settings
     source_settings: Settings
-    options: UploadOptions
+    options: SendOptions
 
     def run(self, report: Report | None = None) -> Uploaded:
         """Copy the image. Call `report` every 0.1 s."""

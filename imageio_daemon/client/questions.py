@@ -6,9 +6,8 @@ import dataclasses
 import json
 
 from ..commands.printable import printable
-from . import api
+from . import asking
 from .errors import ChecksumMismatch, Usage
-from .manifests import verify as verify_manifest
 from .server.address import is_url
 from .server.session import Settings
 
@@ -18,7 +17,7 @@ MAX_NAMED = 4
 
 def info(options: argparse.Namespace, settings: Settings) -> None:
     """Print what is known of an image. Raises ClientError, as all functions here do."""
-    told = dataclasses.asdict(api.info(options.image, settings=settings, format=options.format))
+    told = dataclasses.asdict(asking.info(options.image, settings=settings, format=options.format))
     told = {name: value for name, value in told.items() if value not in (None, ())}
     if options.json:
         print(json.dumps(told))
@@ -30,7 +29,7 @@ def info(options: argparse.Namespace, settings: Settings) -> None:
 def extents(options: argparse.Namespace, settings: Settings) -> None:
     """Print the extents of an image."""
     context = "dirty" if options.dirty else "zero"
-    for extent in api.extents(options.url, settings=settings, context=context):
+    for extent in asking.extents(options.url, settings=settings, context=context):
         kinds = [name for name in ("zero", "hole", "dirty") if getattr(extent, name)]
         if options.json:
             print(json.dumps(extent._asdict()))
@@ -40,7 +39,7 @@ def extents(options: argparse.Namespace, settings: Settings) -> None:
 
 def checksum(options: argparse.Namespace, settings: Settings) -> None:
     """Print the checksum of an image."""
-    digest = api.checksum(
+    digest = asking.checksum(
         options.image,
         settings=settings,
         format=options.format,
@@ -56,7 +55,7 @@ def verify(options: argparse.Namespace, settings: Settings) -> None:
     """Print the ranges in which an image differs from a manifest. Raises ChecksumMismatch if there are any."""
     if is_url(options.manifest):
         raise Usage("the manifest comes first, then the image")
-    different = verify_manifest(
+    different = asking.verify(
         options.manifest, options.image, settings=settings, format=options.format, shared=options.shared
     )
     for start, length in different:

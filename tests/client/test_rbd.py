@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import api
+from imageio_daemon import client
 from imageio_daemon.client.errors import LocalError, Usage
 from imageio_daemon.client.local import qemu_nbd
 from imageio_daemon.client.server.session import Settings
@@ -37,7 +37,7 @@ def test_image_is_uploaded(daemon: Daemon, ceph: FakeCeph, settings: Settings, t
     target = tmp_path / "target"
     target.write_bytes(b"x" * SIZE)
     ticket = daemon.add_ticket(target, SIZE)
-    done = api.upload("rbd:pool/disk@snap", daemon.url(ticket), settings=settings, verify=True)
+    done = client.upload("rbd:pool/disk@snap", daemon.url(ticket), settings=settings, verify=True)
     assert target.read_bytes() == bytes(MiB) + pattern(MiB) + bytes(2 * MiB)
     assert done.progress.zero >= MiB
 
@@ -47,7 +47,7 @@ def test_image_is_written_in_place(daemon: Daemon, ceph: FakeCeph, settings: Set
     source.write_bytes(pattern(MiB) + bytes(MiB))
     there = ceph.create("pool/space/disk", SIZE, b"x" * SIZE)
     ticket = daemon.add_ticket(source, 2 * MiB, ops=["read"])
-    api.download(daemon.url(ticket), "rbd:pool/space/disk", settings=settings, verify=True)
+    client.download(daemon.url(ticket), "rbd:pool/space/disk", settings=settings, verify=True)
     assert there.read_bytes() == source.read_bytes() + b"x" * (2 * MiB)
 
 
@@ -58,14 +58,14 @@ def test_image_that_is_too_small_is_not_begun(
     there = ceph.create("pool/disk", MiB, b"x" * MiB)
     ticket = daemon.add_ticket(tmp_path / "source", SIZE, ops=["read"])
     with pytest.raises(LocalError, match="does not fit"):
-        api.download(daemon.url(ticket), "rbd:pool/disk", settings=settings)
+        client.download(daemon.url(ticket), "rbd:pool/disk", settings=settings)
     assert there.read_bytes() == b"x" * MiB
 
 
 def test_image_is_hashed_and_told_of_like_a_file(ceph: FakeCeph, tmp_path: Path) -> None:
     there = ceph.create("pool/disk", SIZE, pattern(MiB))
-    assert api.checksum("rbd:pool/disk") == api.checksum(there)
-    assert api.info("rbd:pool/disk").size == SIZE
+    assert client.checksum("rbd:pool/disk") == client.checksum(there)
+    assert client.info("rbd:pool/disk").size == SIZE
 
 
 def test_file_whose_path_looks_the_same_is_left_alone(
@@ -77,12 +77,12 @@ def test_file_whose_path_looks_the_same_is_left_alone(
     file.write_bytes(bytes(MiB))
     monkeypatch.chdir(tmp_path)
     with locked(file, *GUEST):
-        assert api.checksum("rbd:pool/disk") == api.checksum(there)
+        assert client.checksum("rbd:pool/disk") == client.checksum(there)
 
 
 def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:
     with pytest.raises(LocalError, match="error reading header from never"):
-        api.info("rbd:pool/never")
+        client.info("rbd:pool/never")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:
 def test_what_helps_is_told(ceph: FakeCeph, said: str, remedy: str) -> None:
     ceph.fail(said)
     with pytest.raises(LocalError, match=remedy):
-        api.info("rbd:pool/disk")
+        client.info("rbd:pool/disk")
 
 
 def test_cluster_that_does_not_answer_is_given_up(
@@ -103,7 +103,7 @@ def test_cluster_that_does_not_answer_is_given_up(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(qemu_nbd, "START_TIMEOUT", 0.1)
     with pytest.raises(LocalError, match="does its storage answer"):
-        api.info("rbd:pool/disk")
+        client.info("rbd:pool/disk")
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -125,7 +125,7 @@ def test_cluster_and_user_are_those_of_the_environment(
     if conf:
         monkeypatch.setenv("CEPH_CONF", conf)
     monkeypatch.setenv("CEPH_ARGS", arguments)
-    api.info("rbd:pool/disk")
+    client.info("rbd:pool/disk")
     assert ceph.asked() == [{"driver": "rbd", "pool": "pool", "image": "disk", **asked}]
 
 
@@ -135,25 +135,25 @@ def test_environment_that_cannot_be_read_is_told(
 ) -> None:
     monkeypatch.setenv("CEPH_ARGS", arguments)
     with pytest.raises(Usage, match="CEPH_ARGS"):
-        api.info("rbd:pool/disk")
+        client.info("rbd:pool/disk")
 
 
 def test_image_that_looks_like_another_format_is_refused(ceph: FakeCeph) -> None:
     ceph.create("pool/disk", SIZE, b"QFI\xfb" + bytes(508))
     with pytest.raises(Usage, match="looks like qcow2"):
-        api.info("rbd:pool/disk")
-    assert api.info("rbd:pool/disk", format="raw").size == SIZE
+        client.info("rbd:pool/disk")
+    assert client.info("rbd:pool/disk", format="raw").size == SIZE
 
 
 def test_what_contradicts_an_image_on_ceph_is_refused(daemon: Daemon, ceph: FakeCeph, settings: Settings) -> None:
     url = daemon.url("any")
     with pytest.raises(Usage, match="raw"):
-        api.upload("rbd:pool/disk", url, settings=settings, format="qcow2")
+        client.upload("rbd:pool/disk", url, settings=settings, format="qcow2")
     with pytest.raises(Usage, match="raw"):
-        api.upload("rbd:pool/disk", url, settings=settings, size=1)
+        client.upload("rbd:pool/disk", url, settings=settings, size=1)
     with pytest.raises(Usage, match="raw"):
-        api.download(url, "rbd:pool/disk", settings=settings, format="qcow2")
+        client.download(url, "rbd:pool/disk", settings=settings, format="qcow2")
     with pytest.raises(Usage, match="snapshot"):
-        api.download(url, "rbd:pool/disk@s", settings=settings)
+        client.download(url, "rbd:pool/disk@s", settings=settings)
     with pytest.raises(Usage, match="rbd:POOL"):
-        api.download(url, "rbd:pool", settings=settings)
+        client.download(url, "rbd:pool", settings=settings)

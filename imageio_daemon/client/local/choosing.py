@@ -23,12 +23,11 @@ class Making:
 
     Without a `format`, the name of the target tells it. With `continues`, a file that an earlier download has left is
     taken, and in turn left for the next one. With `update`, an existing target is opened, to write only what differs.
-    `secure` makes TLS to an NBD server. With `shared`, other programs may use an existing target at the same time.
+    `secure` makes TLS to an NBD server.
     """
 
     format: str | None = None
     compress: bool = False
-    shared: bool = False
     dirty: bool = False
     continues: bool = False
     update: bool = False

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from ...image.extents import Extent, ExtentList
 from ...image.ranges import RangeSet
@@ -111,7 +112,7 @@ class Download:
         stop = self._session.stop
         stop.call(self._target.stop)
         if self._options.manifest is not None:
-            self._manifest = Manifest(self._options.manifest)
+            self._manifest = Manifest(Path(self._options.manifest))
         (first,) = workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
@@ -178,7 +179,7 @@ class Download:
 
     def _new_record(self, part: PartTarget) -> Record:
         """Return the record for the part file. A new one has another identity than the one that was left."""
-        directory, identity = self._options.state, part.identity
+        directory, identity = self._options.directory, part.identity
         if self._done.size() or directory is None or identity is None:
             return self._record
         self._record.discard()

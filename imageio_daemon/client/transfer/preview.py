@@ -171,8 +171,8 @@ def _from_before(source: Source, session: ClientSession, image: RemoteImage, opt
     if options.restart or options.update or abilities.reads_zero:
         return None
     found = Record(on_server="durable" in abilities.features).durable(image).size()
-    if options.state is not None and source.identity is not None:
-        for claim in States(options.state, source.identity, session.url, image.size()).claims():
+    if options.directory is not None and source.identity is not None:
+        for claim in States(options.directory, source.identity, session.url, image.size()).claims():
             found = max(found, sum(end - start for start, end in claim.done))
     return min(found, source.size) or None
 

@@ -208,13 +208,6 @@ def default_directory() -> Path | None:
     return home / "imageio-client" if home.is_absolute() else None
 
 
-def state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the directory for a transfer's state, or None if it keeps none. True stands for this user's directory."""
-    if isinstance(state, str | os.PathLike):
-        return Path(state)
-    return default_directory() if state else None
-
-
 def _lock(path: Path) -> int:
     """Open and lock a file. Raises OSError, also if it is in use or was replaced since."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

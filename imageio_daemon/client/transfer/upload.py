@@ -26,10 +26,10 @@ from .remote_source import RemoteSource
 from .room import check_room, not_verifiable, write_end
 from .sender import Sending
 from .transfer_connections import TransferConnections
-from .transfer_options import Uploaded, UploadOptions
+from .transfer_options import SendOptions, Uploaded
 from .update import send_what_differs
 from .verification import is_finalized, prove, require_checksum
-from .wire_compression import choice_for
+from .wire_compression import Compression, choice_for
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Upload:
         self,
         source: Source,
         session: ClientSession,
-        options: UploadOptions,
+        options: SendOptions,
         report: Report | None = None,
         counter: Counter | None = None,
     ) -> None:
@@ -177,7 +177,7 @@ class Upload:
             skip_zeros=self._session.abilities.reads_zero,
             digest=digest,
             comparison=EarlierProof(self._source, self._done, by_checksum=True) if compares else None,
-            choice=choice_for(self._session, self._options.wire_compression),
+            choice=choice_for(self._session, Compression(self._options.wire_compression)),
             part=None if digest else self._part(),
         )
 
@@ -227,9 +227,9 @@ class Upload:
         # A source that is read once is compared by checksums while it is read.
         needed = {"durable", "checksum_range"} if self._source.is_stream else {"durable"}
         states = None
-        if options.state is not None and identity is not None:
+        if options.directory is not None and identity is not None:
             self._target_size = image.size()
-            states = States(options.state, identity, self._session.url, self._target_size)
+            states = States(options.directory, identity, self._session.url, self._target_size)
         self._record = Record(on_server=needed <= abilities.features, states=states)
         # A target that reads as zeros is a new image with the same URL.
         self._goes_on = not options.restart and not abilities.reads_zero
