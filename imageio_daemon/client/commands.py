@@ -4,7 +4,6 @@
 import argparse
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ..commands.amounts import human
@@ -14,9 +13,7 @@ from . import asking
 from .described import Copying, Downloading, Local, Uploading
 from .display import Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, OtherFinalized, StateMismatch, Usage
-from .local.formats import is_elsewhere, named
 from .local.image_output import ImageOutput
-from .local.target import is_existing_device
 from .server.address import is_url
 from .server.session import Settings
 from .transfer.progress import Progress
@@ -132,15 +129,9 @@ def _download_to(target: Local, options: argparse.Namespace, transfer: ShownTran
     if options.dry_run:
         _preview(options, described)
         return
-    is_raw = (options.format or named(options.image).format or "raw") == "raw"
     if options.image == "-":
         transfer.incomplete = "the output"
-    elif (
-        options.update
-        or (options.dirty and is_raw)
-        or is_elsewhere(options.image)
-        or is_existing_device(Path(options.image))
-    ):
+    elif described.chosen.in_place:
         transfer.incomplete = options.image
     else:
         transfer.new = options.image

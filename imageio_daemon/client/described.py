@@ -5,13 +5,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from .errors import Usage
 from .local.choosing import Chosen, Making, choose_target
-from .local.formats import named
 from .local.in_use import locked
 from .local.opening import How, open_source, reading, require_content
 from .local.source import MarkedSource, Source
@@ -91,7 +90,7 @@ class Downloading:
 
     def run(self, report: Report | None = None) -> Downloaded:
         """Download the image. Call `report` every 0.1 s."""
-        chosen = self._chosen()
+        chosen = self.chosen
         with self._locked(shared=self.options.shared or chosen.locks) as session:
             return Download(session, chosen.make(), self.options, report).run()
 
@@ -99,17 +98,16 @@ class Downloading:
         """Return what run() would do. Makes no file, and writes to no image."""
         from .transfer import preview  # noqa: PLC0415 - as above
 
-        said = self.options.format
-        chosen = self._chosen()
-        says = named(chosen.path.name) if chosen.path is not None and said is None else None
-        shown = said or (says and ", ".join(filter(None, (says.format or "raw", says.compression)))) or "raw"
+        chosen = self.chosen
         with self._locked(shared=self.options.shared and not chosen.locks) as session:  # nothing else locks it
-            names = {"name": _name(self.target, "standard output"), "format_name": shown}
-            tell = partial(preview.preview_download, session, chosen, self.options, **names)
+            name = _name(self.target, "standard output")
+            tell = partial(preview.preview_download, session, chosen, self.options, name=name)
             (told,) = workers.run([tell], session.stop)
             return told
 
-    def _chosen(self) -> Chosen:
+    @cached_property
+    def chosen(self) -> Chosen:
+        """Return the target, which is not opened yet."""
         if isinstance(self.target, str | os.PathLike) and is_url(os.fspath(self.target)):
             twice = ": the command copy is for two servers" if is_url(self.url) else ""
             raise Usage(f"the URL comes first, then the image{twice}")

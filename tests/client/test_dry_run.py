@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imageio_daemon.client import (
+    ChecksumMismatch,
     LocalError,
     NoRoom,
     Refused,
@@ -141,10 +143,10 @@ def test_all_refusals_are_told(daemon: Daemon, source: Path, new_image: MakeImag
 def test_storage_without_room_would_refuse(
     daemon: Daemon, source: Path, tls: Settings, target: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object) -> None:
-        raise NoRoom("no room")
+    def full(*_: object) -> Iterator[NoRoom]:
+        yield NoRoom("no room")
 
-    monkeypatch.setattr(preview, "check_room", no_room)
+    monkeypatch.setattr("imageio_daemon.client.transfer.upload.no_room", full)
     assert [str(error) for error in preview_upload(source, daemon.url(target.ticket), settings=tls).refused] == [
         "no room"
     ]
@@ -189,6 +191,40 @@ def test_update_would_be_refused(
     assert (message in str(error), error.status) == (True, status)
     with pytest.raises(type(error), match=message):
         upload(source, url, settings=tls, update=True)
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+def test_verify_would_be_refused_by_a_server_without_checksums(
+    daemon: Daemon, source: Path, target: Image, tls: Settings, monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    without(monkeypatch, "checksum", "checksum_blocks", "checksum_range", "finalize")
+    url = daemon.url(target.ticket)
+    if direction == "upload":
+        refused = preview_upload(source, url, settings=tls, verify=True).refused
+    else:
+        refused = preview_download(url, source.with_name("copy"), settings=tls, verify=True).refused
+    assert isinstance(refused[0], ChecksumMismatch)
+    assert "computes no checksums" in str(refused[0])
+
+
+def test_verify_of_a_part_would_be_refused_by_a_server_without_checksums_of_parts(
+    daemon: Daemon, source: Path, new_image: MakeImage, tls: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "checksum_range")
+    target = new_image(size=SIZE + MiB)
+    (error,) = preview_upload(source, daemon.url(target.ticket), settings=tls, verify=True).refused
+    assert "make it as large as the source" in str(error)
+    with pytest.raises(ChecksumMismatch, match="make it as large as the source"):
+        upload(source, daemon.url(target.ticket), settings=tls, verify=True)
+    assert target.content() == bytes(SIZE + MiB)
+
+
+def test_image_that_is_finalized_is_only_compared(daemon: Daemon, source: Path, target: Image, tls: Settings) -> None:
+    url = daemon.url(target.ticket)
+    assert upload(source, url, settings=tls, verify=True).verified == "read"
+    assert preview_upload(source, url, settings=tls, verify=True).refused == ()
+    (error,) = preview_upload(source, url, settings=tls).refused
+    assert "the image is finalized" in str(error)
 
 
 def test_update_from_a_stream_would_be_refused(daemon: Daemon, source: Path, target: Image, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Making:
 class Chosen(NamedTuple):
     """A target that is not opened yet. `path` is that of a file or device. `in_place` tells that it exists.
 
+    `format` is what it gets, in words: the format, and the compression if there is any.
     `packs` tells that the target is compressed, so the room that it needs is unknown. `locks` tells that opening it
     also locks it. `check`, for an update, raises LocalError if an image of a size does not fit, and changes nothing.
     """
@@ -47,6 +48,7 @@ class Chosen(NamedTuple):
     packs: bool = False
     locks: bool = False
     check: Callable[[int], None] | None = None
+    format: str = "raw"
 
 
 def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> Chosen:
@@ -70,9 +72,10 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
     says = named(path.name) if making.format is None else Named(None, False, making.format)
     make, in_place = _choose_path(path, says, making)
     packs = making.compress or bool(says.compression)
+    shown = ", ".join(filter(None, [says.format or "raw", says.compression]))
     if making.update and says.format not in (None, "raw"):
-        return Chosen(make, path, in_place, locks=True, check=partial(local.UpdatedQcow2.check, path))
-    return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None)
+        return Chosen(make, path, in_place, locks=True, check=partial(local.UpdatedQcow2.check, path), format=shown)
+    return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None, format=shown)
 
 
 def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], Target], bool]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...image.extents import Extent, ExtentList
 from ...image.ranges import RangeSet
 from ...units import MiB
-from ..errors import ChecksumMismatch, Refused, StateMismatch
+from ..errors import ChecksumMismatch, ClientError, Refused, StateMismatch
 from ..local.source import Source
 from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.remote_image import RemoteImage
@@ -20,7 +20,7 @@ from .base import unchanged_here
 from .checkpoints import LocalCheckpoints
 from .digest import Digest
 from .earlier import Earlier
-from .equality import Equality, require_ranges
+from .equality import Equality, no_ranges
 from .manifest import Manifest
 from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole, widened
 from .progress import Counter, Phase, Progress, Report
@@ -28,7 +28,7 @@ from .receiver import Receiver
 from .record import DOWNLOAD, Record, States
 from .transfer_connections import TransferConnections
 from .transfer_options import DownloadOptions
-from .verification import require_checksum
+from .verification import no_checksum
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket took, in 7 alternating runs,
 #: 2.15 and 1.49 s with 1 MiB, 1.96 and 1.31 s with 2 MiB, 1.82 and 1.22 s with 4 MiB; in later runs 1.79 and 1.42 s
@@ -44,6 +44,26 @@ class Downloaded:
     connections: int
     local: bool
     checksum: str | None = None
+
+
+def refusals(session: ClientSession, options: DownloadOptions) -> Iterator[ClientError]:
+    """Yield why the server's abilities do not suffice, before anything is changed."""
+    if options.verify or options.manifest is not None:
+        yield from no_checksum(session, "checksum")
+    if options.update:
+        yield from no_ranges(session)
+
+
+def extents_of(image: RemoteImage, session: ClientSession, options: DownloadOptions) -> Sequence[Extent]:
+    """Return the extents of the image, with what has changed if only that is wanted. Raises as RemoteImage does."""
+    if not options.dirty:
+        return image.extents() if "extents" in session.abilities.features else [Extent(0, image.size())]
+    try:
+        return image.extents("dirty")
+    except Refused as e:
+        if e.http_status == 404:
+            raise Refused(f"the server does not know what has changed: download all ({e})", 404) from e
+        raise
 
 
 #: Features of a server that can prove what an earlier download has left. Without any, a download leaves nothing.
@@ -118,8 +138,6 @@ class Download:
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         there = TransferConnections(self._session, images, self._tick, BUFFER_SIZE)
         self._continue(there)
-        if self._updated is not None:
-            require_ranges(self._session)  # before anything is changed
         if not self._done.size():
             workers.run([partial(self._target.start, self._size)], stop)
         if self._updated is not None:
@@ -210,27 +228,18 @@ class Download:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
-        if self._options.verify or self._options.manifest is not None:
-            require_checksum(self._session, "checksum")
+        for refusal in refusals(self._session, self._options):
+            raise refusal
+        self._extents, block = extents_of(image, self._session, self._options), self._target.block
         if self._options.dirty:
-            self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
-        elif "extents" in self._session.abilities.features:
-            self._extents = whole(image.extents(), self._target.block) if self._target.block > 1 else image.extents()
-        else:
-            self._extents = [Extent(0, image.size())]
+            self._extents = ExtentList.of(widened(self._extents, block))
+        elif block > 1:
+            self._extents = whole(self._extents, block)
         self._size = sum(extent.length for extent in self._extents)
         self._counter.total = self._size
         if self._options.dirty:
             self._counter.add(skipped=sum(extent.length for extent in self._extents if not extent.dirty))
         return image
-
-    def _dirty_extents(self, image: RemoteImage) -> Sequence[Extent]:
-        try:
-            return image.extents("dirty")
-        except Refused as e:
-            if e.http_status == 404:
-                raise Refused(f"the server does not know what has changed: download all ({e})", 404) from e
-            raise
 
     def _worker(self, image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
         receiver = Receiver(

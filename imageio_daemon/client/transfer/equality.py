@@ -38,10 +38,10 @@ Then = Callable[[RemoteImage, memoryview], Callable[[Unit, RangeSet], None]]
 Digested = tuple[int, int, str | None]
 
 
-def require_ranges(session: ClientSession) -> None:
-    """Raise Refused if the server computes no checksums of ranges, which show what differs."""
+def no_ranges(session: ClientSession) -> Iterator[Refused]:
+    """Yield an error if the server computes no checksums of ranges, which show what differs."""
     if "checksum_range" not in session.abilities.features:
-        raise Refused(f"{session.peer} tells no checksums of ranges, so nobody knows what differs: copy all", 404)
+        yield Refused(f"{session.peer} tells no checksums of ranges, so nobody knows what differs: copy all", 404)
 
 
 def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet], None]:

@@ -3,22 +3,19 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...commands.amounts import human
 from ...image.extents import Extent
-from ..errors import ClientError, LocalError, NoRoom, Refused
+from ..errors import ClientError, LocalError, Refused
 from ..local.choosing import Chosen
 from ..local.source import Source
-from ..server.failures import unflushed
-from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from .equality import require_ranges
-from .record import Record, States
-from .room import check_room, not_verifiable
-from .transfer_options import DownloadOptions, UploadOptions
+from .download import extents_of, refusals
+from .transfer_options import DownloadOptions, SendOptions
+from .upload import Upload
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,17 @@ class Preview:
 
 
 def preview_upload(
-    source: Source, session: ClientSession, options: UploadOptions, *, name: str, format_name: str
+    source: Source, session: ClientSession, options: SendOptions, *, name: str, format_name: str
 ) -> Preview:
     """Return what the upload of an open source would do. Raises ClientError if that cannot be found out."""
+    upload = Upload(source, session, options)
     image = session.open()
+    refused = [*upload.refusals(image)]
     abilities = session.abilities
     limit = image.size() if abilities.max_size is None else abilities.max_size
+    if upload.writes_end and source.size > limit:
+        sizes = f"{source.size} bytes, and the target may have {limit}"
+        refused.append(Refused(f"the image has {sizes}: make the target larger", 416))
     data, zero = (None, None) if source.is_stream else _amounts(source.extents())
     return Preview(
         source=name,
@@ -63,50 +65,27 @@ def preview_upload(
         data=data,
         zero=zero,
         rights=_rights(session),
-        connections=session.connections(abilities.max_writers),
+        connections=upload.connections(),
         target_size=limit,
         room=abilities.available,
-        from_before=_from_before(source, session, image, options),
-        refused=tuple(_refusals(source, session, options, image.size(), limit)),
+        from_before=upload.from_before(),
+        refused=tuple(refused),
     )
 
 
-def _refusals(
-    source: Source, session: ClientSession, options: UploadOptions, size: int, limit: int
-) -> Iterator[ClientError]:
-    """Yield why an upload would be refused. The target has `size` bytes, and may get `limit`."""
-    abilities = session.abilities
-    compares = options.update and not abilities.reads_zero
-    if "zero" not in abilities.features:
-        yield Refused("the ticket does not allow writing: ask for one that does", 403)
-    if failure := unflushed(abilities.features):
-        yield failure
-    if source.size > limit and not compares:
-        sizes = f"{source.size} bytes, and the target may have {limit}"
-        yield Refused(f"the image has {sizes}: make the target larger", 416)
-    yield from _no_room(source, abilities.available, options)
-    if compares:
-        yield from _no_ranges(session)
-        if source.size > size:
-            yield not_verifiable(size, source.size)
-
-
-def preview_download(
-    session: ClientSession, chosen: Chosen, options: DownloadOptions, *, name: str, format_name: str
-) -> Preview:
+def preview_download(session: ClientSession, chosen: Chosen, options: DownloadOptions, *, name: str) -> Preview:
     """Return what a download would do. Opens an existing target, without writing. Raises as preview_upload()."""
     image = session.open()
-    size, dirty = image.size(), options.dirty
-    knows = "extents" in session.abilities.features
-    extents = image.extents("dirty" if dirty else "zero") if knows else [Extent(0, size)]
-    data, zero = _amounts(extent for extent in extents if extent.dirty or not dirty)
+    refused = [*refusals(session, options)]
+    extents = extents_of(image, session, options)
+    size = sum(extent.length for extent in extents)
+    data, zero = _amounts(extent for extent in extents if extent.dirty or not options.dirty)
     file = chosen.path if chosen.path is not None and not chosen.in_place else None
     room = None if file is None else _free(Path(os.path.realpath(file)).parent)
-    refused = _no_ranges(session) if options.update else []
     if chosen.in_place:
         refused += _does_not_fit(chosen, size)
     if file is not None and file.exists():
-        refused += _is_kept(file, dirty=dirty)
+        refused += _is_kept(file, dirty=options.dirty)
     if file is not None and room is None:
         refused.append(LocalError(f"{file.parent} is no directory in which this user can make files"))
     elif room is not None and data > room and not chosen.packs:
@@ -114,7 +93,7 @@ def preview_download(
     return Preview(
         source=session.peer,
         target=name,
-        format=format_name,
+        format=chosen.format,
         size=size,
         data=data,
         zero=zero,
@@ -146,35 +125,6 @@ def _amounts(extents: Iterable[Extent]) -> tuple[int, int]:
 
 def _rights(session: ClientSession) -> tuple[str, ...]:
     return ("read", "write") if "zero" in session.abilities.features else ("read",)
-
-
-def _no_room(source: Source, available: int | None, options: UploadOptions) -> list[ClientError]:
-    try:
-        if options.room_check and available is not None:
-            check_room(source, available)
-    except NoRoom as e:
-        return [e]
-    return []
-
-
-def _no_ranges(session: ClientSession) -> list[ClientError]:
-    try:
-        require_ranges(session)
-    except Refused as e:
-        return [e]
-    return []
-
-
-def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: UploadOptions) -> int | None:
-    """Return how many bytes earlier uploads have left, by the server and state files, or None if there are none."""
-    abilities = session.abilities
-    if options.restart or options.update or abilities.reads_zero:
-        return None
-    found = Record(on_server="durable" in abilities.features).durable(image).size()
-    if options.directory is not None and source.identity is not None:
-        for claim in States(options.directory, source.identity, session.url, image.size()).claims():
-            found = max(found, sum(end - start for start, end in claim.done))
-    return min(found, source.size) or None
 
 
 def _does_not_fit(chosen: Chosen, size: int) -> list[ClientError]:

@@ -2,6 +2,7 @@
 """Checks of the target before the first byte is sent: whether it has room for the data, and the size."""
 
 from collections import deque
+from collections.abc import Iterator
 
 from ...commands.amounts import human
 from ..errors import ChecksumMismatch, NoRoom, Refused
@@ -14,16 +15,16 @@ from .record import ALIGNMENT
 OUTSIDE = 416
 
 
-def check_room(source: Source, available: int) -> None:
-    """Raise NoRoom if the source has more data than the `available` bytes for the target. Raises LocalError.
+def no_room(source: Source, available: int | None) -> Iterator[NoRoom]:
+    """Yield an error if the source has more data than the `available` bytes for the target, if these are known.
 
-    Zeros inside data count as data, because they are unknown before they are read.
+    Zeros inside data count as data, because they are unknown before they are read. Raises LocalError.
     """
-    if source.size <= available:
+    if available is None or source.size <= available:
         return
     data = sum(extent.length for extent in source.extents() if not extent.zero)
     if data > available:
-        raise NoRoom(
+        yield NoRoom(
             f"the source has {human(data)} of data, and the storage of the target has room for {human(available)}: "
             "make room, or say --no-room-check if much of the data is zeros"
         )

@@ -2,12 +2,12 @@
 """Upload of a local source to a remote image."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from ...image.ranges import RangeSet
-from ..errors import ChecksumMismatch, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
+from ..errors import ChecksumMismatch, ClientError, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
 from ..file_part import FilePart
 from ..local.source import FileSource, MarkedSource, Source
 from ..server.remote_image import RemoteImage
@@ -18,17 +18,17 @@ from .base import unchanged_there
 from .checkpoints import RemoteCheckpoints
 from .digest import Digest
 from .earlier import Earlier, EarlierProof
-from .equality import Equality, require_ranges
+from .equality import Equality, no_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
 from .record import ALIGNMENT, Record, States, aligned
 from .remote_source import RemoteSource
-from .room import check_room, not_verifiable, write_end
+from .room import no_room, not_verifiable, write_end
 from .sender import Sending
 from .transfer_connections import TransferConnections
 from .transfer_options import SendOptions, Uploaded
 from .update import send_what_differs
-from .verification import is_finalized, prove, require_checksum
+from .verification import await_verification, is_finalized, no_checksum, not_writable, prove
 from .wire_compression import Compression, choice_for
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class Upload:
         self._done = new_ranges()
         self._target_size = 0
         self._finalized = False
-        self._goes_on = False
+        self._goes_on = False  # whether earlier uploads may have left something, or an update compares
         self._is_part = False  # whether the target is larger than the source
-        self._is_compared = False  # whether the digest has the ranges that are done
+        self._is_compared = False  # whether this is an update of what is there: the digest has the ranges that are done
         self._checkpoints = self._new_checkpoints()
         self._report = report
         self._counter = counter or Counter()
@@ -97,12 +97,13 @@ class Upload:
         stop = self._session.stop
         stop.call(self._source.stop)
         (first,) = workers.run([self._prepare], stop)
-        count = self._connections()
+        count = self.connections()
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         there = TransferConnections(self._session, images, self._tick)
         workers.run([image.connect for image in images], stop)
         self._continue(there)
-        there.ask(self._probe)
+        if self.writes_end:
+            there.ask(lambda image: write_end(image, self._source))
         if self._is_compared and not self._done.size():
             equality = Equality(self._source, there, self._counter, self._digest)
             send_what_differs(equality, self._sending(new_ranges(), self._counter, self._digest))
@@ -114,7 +115,7 @@ class Upload:
         checksum = self._digest.hexdigest() if self._digest and self._options.verifies else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
-    def _connections(self) -> int:
+    def connections(self) -> int:
         """Return the number of connections, each with a thread that reads and then writes.
 
         With another server as the source there are twice as many, if the server allows it, so that half of them read
@@ -126,29 +127,24 @@ class Upload:
         return min(2 * count, most) if isinstance(self._source, RemoteSource) and not self._session.is_local else count
 
     def _continue(self, there: TransferConnections) -> None:
-        """Find what earlier uploads have left, and prove it. Raises StateMismatch."""
-        if self._source.is_stream or self._finalized or not self._goes_on:
-            return
-        if self._options.update:
-            self._begin_update(there)
-            return
-        # Nothing shows whether a block device was changed.
-        compare_all = self._options.compare_all or self._source.identity is None
-        earlier = Earlier(self._source, there, self._record, self._counter, self._target_size)
-        found = earlier.find(self._done, compare_all=compare_all)
-        self._done = found.done
-        if found.needs_checksum and not self._digest:
-            self._digest = Digest()
-        self._checkpoints = self._new_checkpoints()
+        """Find what earlier uploads have left, and prove it, or what is equal by the bitmap of the source.
 
-    def _begin_update(self, there: TransferConnections) -> None:
-        """Find what is equal already, by the bitmap of the source. Raises Refused, FlushFailed."""
-        require_ranges(self._session)
-        self._is_compared = True
+        Raises StateMismatch, Refused, FlushFailed.
+        """
         base, source = self._options.base, self._source
-        if base is not None and isinstance(source, MarkedSource):
+        if source.is_stream or not self._goes_on:
+            return
+        if not self._is_compared:
+            # Nothing shows whether a block device was changed.
+            compare_all = self._options.compare_all or source.identity is None
+            earlier = Earlier(source, there, self._record, self._counter, self._target_size)
+            found = earlier.find(self._done, compare_all=compare_all)
+            self._done = found.done
+            if found.needs_checksum and not self._digest:
+                self._digest = Digest()
+        elif base is not None and isinstance(source, MarkedSource):
             self._done = unchanged_there(base, source, there, self._digest) or new_ranges()
-            self._checkpoints = self._new_checkpoints()
+        self._checkpoints = self._new_checkpoints()
 
     def _send(self, there: TransferConnections, done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all except what is done."""
@@ -161,9 +157,8 @@ class Upload:
         passes = self._source.is_stream or (digest and not self._is_compared) or not done.size()
         if not passes:
             counter.add(resumed=done.size())
-        queue = Queue(
-            units(extents) if passes else units_left(extents, done), self._source.portion, self._session.stop, planned
-        )
+        left = units(extents) if passes else units_left(extents, done)
+        queue = Queue(left, self._source.portion, self._session.stop, planned)
         there.run(queue, self._sending(done, counter, digest).worker)
 
     def _sending(self, done: RangeSet, counter: Counter, digest: Digest | None) -> Sending:
@@ -209,17 +204,53 @@ class Upload:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
-        if self._options.verify:
-            require_checksum(self._session, "checksum", "finalize")
-        self._finalized = is_finalized(image, self._session, self._counter, verify=self._digest is not None)
+        for refusal in self.refusals(image):
+            raise refusal
+        if not self._goes_on:
+            self._record.discard()
+        return image
+
+    def refusals(self, image: RemoteImage) -> Iterator[ClientError]:
+        """Do all that comes before the first byte, by the first connection. Yield why the upload fails before it.
+
+        A dry run ends after that: nothing is changed on either side. Raises as RemoteImage does, LocalError, Stopped.
+        """
+        session, options = self._session, self._options
+        if options.verify:
+            yield from no_checksum(session, "checksum", "finalize")
+        await_verification(image, session, self._counter)
+        yield from not_writable(session, verify=options.verifies)
+        self._finalized = is_finalized(session)
         if self._finalized:
             self._done.add(0, self._source.size)
         else:
-            available = self._session.abilities.available
-            if self._options.room_check and available is not None:
-                check_room(self._source, available)
+            if options.room_check:
+                yield from no_room(self._source, session.abilities.available)
             self._load(image)
-        return image
+        if self._is_compared:
+            yield from no_ranges(session)
+        if options.verifies:
+            yield from self._not_verifiable(image)
+
+    def from_before(self) -> int | None:
+        """Return how many bytes earlier uploads have left, by the records alone, or None if there are none."""
+        if not self._goes_on or self._is_compared:
+            return None
+        told = [sum(end - start for start, end in claim.done) for claim in self._record.claims()]
+        return min(max([self._done.size(), *told]), self._source.size) or None
+
+    @property
+    def writes_end(self) -> bool:
+        """Tell whether the upload begins with the last byte, for which a target may be too small; see write_end()."""
+        last = self._source.size - 1
+        return last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1))
+
+    def _not_verifiable(self, image: RemoteImage) -> Iterator[ChecksumMismatch]:
+        """Yield an error if a part of the target would be verified, and the server computes no checksums of parts."""
+        size = max(self._target_size or image.size(), self._source.size if self.writes_end else 0)
+        self._is_part = size > self._source.size and "checksum_range" in self._session.abilities.features
+        if size != self._source.size and not self._is_part:
+            yield not_verifiable(size, self._source.size)
 
     def _load(self, image: RemoteImage) -> None:
         """Load the server's record, and find where this side keeps its own. Raises as RemoteImage does."""
@@ -233,33 +264,17 @@ class Upload:
         self._record = Record(on_server=needed <= abilities.features, states=states)
         # A target that reads as zeros is a new image with the same URL.
         self._goes_on = not options.restart and not abilities.reads_zero
-        if not self._goes_on:
-            self._record.discard()
-        elif not options.update:  # an update compares all, whatever is recorded
-            self._done = aligned(
-                (start, min(end, self._source.size)) for start, end in self._record.durable(image).pieces()
-            )
+        self._is_compared = options.update and self._goes_on
+        if self._goes_on and not self._is_compared:  # an update compares all, whatever is recorded
+            size = self._source.size
+            self._done = aligned((start, min(end, size)) for start, end in self._record.durable(image).pieces())
             if self._source.is_stream:  # write_end() zeroes its last byte
-                self._done.discard((self._source.size - 1) // ALIGNMENT * ALIGNMENT, self._source.size)
+                self._done.discard((size - 1) // ALIGNMENT * ALIGNMENT, size)
         self._checkpoints = self._new_checkpoints()
 
     def _new_checkpoints(self) -> RemoteCheckpoints:
         interval, once = self._options.checkpoint, self._source.is_stream
         return RemoteCheckpoints(self._session, self._record, self._done, interval, once=once)
-
-    def _probe(self, image: RemoteImage) -> None:
-        """Write the last byte, so that a too small target fails now, not at the end. An update's target has the size.
-
-        Raises ChecksumMismatch if only a part of the target can be verified, and the server computes no checksums of
-        parts.
-        """
-        last = self._source.size - 1
-        if last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1)):
-            write_end(image, self._source)
-        size = image.size() if self._digest else self._source.size
-        self._is_part = size > self._source.size and "checksum_range" in self._session.abilities.features
-        if size != self._source.size and not self._is_part:
-            raise not_verifiable(size, self._source.size)
 
     def _confirm(self, image: RemoteImage) -> RangeSet:
         self._checkpoints.confirm(image)
@@ -272,8 +287,7 @@ class Upload:
             self._record.close()
             raise
         try:
-            # finalize is for the whole image
-            part = (0, self._source.size) if self._is_part else None
+            part = (0, self._source.size) if self._is_part else None  # finalize is for the whole image
             verified = prove(image, self._digest, part, self._session, self._counter) if self._digest else None
         except ChecksumMismatch as e:
             self._record.close()

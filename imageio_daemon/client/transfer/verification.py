@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison at the end of an upload: of what was read here with what the server reads back."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ChecksumMismatch, OtherFinalized, Refused, ServerFailed
+from ..errors import ChecksumMismatch, ClientError, OtherFinalized, Refused, ServerFailed
 from ..server.failures import unflushed
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
@@ -23,31 +24,39 @@ MAX_NAMED = 4
 CONFLICT = 409
 
 
-def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *, verify: bool) -> bool:
-    """Tell whether an earlier upload was complete, and only its answer was lost.
+def await_verification(image: RemoteImage, session: ClientSession, counter: Counter) -> None:
+    """Wait for a verification that an earlier upload has begun, and ask for the abilities after it.
 
-    `verify` tells that the image will be compared. Raises as RemoteImage does, Refused if the ticket may not write, now
-    or ever, and StorageFailed if nothing would be put on stable storage.
+    Raises Stopped, and as RemoteImage does.
     """
-    if "finalize" in session.abilities.features and "zero" not in session.abilities.features:
+    if is_finalized(session):
         wait(image, image.finalize_state(), counter, session.stop)
         session.ask_again(image)
+
+
+def is_finalized(session: ClientSession) -> bool:
+    """Tell whether an earlier upload was complete, and only its answer was lost. Its ticket does not write any more."""
+    return "finalize" in session.abilities.features and "zero" not in session.abilities.features
+
+
+def not_writable(session: ClientSession, *, verify: bool) -> Iterator[ClientError]:
+    """Yield why nothing can be written, now or ever, or put on stable storage.
+
+    With `verify`, an image that is finalized is compared, and needs no writes.
+    """
     features = session.abilities.features
     if failure := unflushed(features):
-        raise failure
-    if "zero" in features:
-        return False
-    if "finalize" not in features:
-        raise Refused("the ticket does not allow writing: ask for one that does", 403)
-    if not verify:
-        raise Refused("the image is finalized, and its ticket does not allow writing any more: ask for a new one", 403)
-    return True
+        yield failure
+    if "zero" not in features and "finalize" not in features:
+        yield Refused("the ticket does not allow writing: ask for one that does", 403)
+    if is_finalized(session) and not verify:
+        yield Refused("the image is finalized, and its ticket does not allow writing any more: ask for a new one", 403)
 
 
-def require_checksum(session: ClientSession, *features: str) -> None:
-    """Raise ChecksumMismatch if the server has none of these features, with which it could compare at the end."""
+def no_checksum(session: ClientSession, *features: str) -> Iterator[ChecksumMismatch]:
+    """Yield an error if the server has none of these features, with which it could compare at the end."""
     if not session.abilities.features.intersection(features):
-        raise ChecksumMismatch(f"can't verify: {session.peer} computes no checksums. Nothing was transferred")
+        yield ChecksumMismatch(f"can't verify: {session.peer} computes no checksums. Nothing was transferred")
 
 
 def prove(

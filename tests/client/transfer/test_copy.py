@@ -115,7 +115,7 @@ def test_interrupted_copy_goes_on(
     without(monkeypatch, *features)
     monkeypatch.setattr(RemoteSource, "portion", 4 * MiB)
     monkeypatch.setattr(sender, "SHORT", 0)
-    monkeypatch.setattr(Upload, "_connections", lambda _: 1)
+    monkeypatch.setattr(Upload, "connections", lambda _: 1)
     ticket = other.add_ticket(target, SIZE)
     budgets = iter([13 * MiB])
     once = Settings(cafile=tls.cafile, local=False, retry_for=0, connections=1)

@@ -41,7 +41,7 @@ TOTAL = answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
 
 def verify(source: Path, *answers: bytes, **options: Any) -> list[str]:
     """Upload to a server that answers so when all was sent, and return the requests after that."""
-    sent = [features("checksum", "finalize", "flush", "zero"), OK, TOTAL, OK, OK]
+    sent = [features("checksum", "finalize", "flush", "zero"), TOTAL, OK, OK, OK]
     with ScriptedServer(*sent, *answers) as server:
         upload(source, server.url, settings=Settings(connections=1), state=False, verify=True, **options)
     return [request.replace("/images/some-ticket", "") for request in server.requests[len(sent) :]]
@@ -149,7 +149,7 @@ def test_download_from_a_server_without_checksums_is_not_begun(
 @pytest.mark.usefixtures("one_request")
 def test_many_blocks_are_not_listed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "MAX_BLOCKS", 0)
-    sent = [features("finalize", "flush", "zero"), OK, TOTAL, OK, OK, report(source)]
+    sent = [features("finalize", "flush", "zero"), TOTAL, OK, OK, OK, report(source)]
     with ScriptedServer(*sent) as server:
         upload(source, server.url, settings=Settings(connections=1), state=False, verify=True)
     assert b"blocks" not in server.bodies[-1]
