@@ -86,7 +86,7 @@ def add_connections(command: argparse.ArgumentParser) -> None:
     """Add the options for connections, and for the end of a transfer."""
     command.add_argument(
         "--connections",
-        type=_number(1, MAX_CONNECTIONS),
+        type=_connections,
         metavar="N",
         help="use up to N connections (default: what seems useful)",
     )
@@ -168,14 +168,7 @@ def _rate(text: str) -> int:
     return rate
 
 
-class _number:  # noqa: N801 - used as a function
-    """Parse a number between two limits, both included."""
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
-
-    def __call__(self, text: str) -> int:
-        if not text.isdecimal() or not self._least <= int(text) <= self._most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {self._least} to {self._most}")
-        return int(text)
+def _connections(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_CONNECTIONS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_CONNECTIONS}")
+    return int(text)

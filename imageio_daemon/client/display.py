@@ -86,13 +86,7 @@ class Text(Display):
         if self._terminal:
             self._stream.write(CLEAR_LINE)
         rate = f" at {human(progress.average)}/s"
-        amounts = [
-            (progress.data, f" of data{rate}"),
-            (progress.zero, " of zeros"),
-            (progress.skipped, f" {self._skipped}"),
-            (progress.resumed, " were there from before"),
-        ]
-        told = ", ".join(f"{human(amount)}{what}" for amount, what in amounts if amount)
+        told = parts(progress, f"of data{rate}", "of zeros", self._skipped, "were there from before")
         summary = f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s"
         print(f"{summary}: {told}" if told else summary, file=self._stream)
         for name, value in details.items():
@@ -176,7 +170,7 @@ def texts(progress: Progress, skipped: str) -> list[str]:
     if progress.phase is not Phase.TRANSFERRING:
         is_counted = progress.to_check or progress.phase is Phase.READING
         return [f"{progress.phase} {human(progress.checked)}" if is_counted else progress.phase]
-    amounts = parts(progress, skipped)
+    amounts = parts(progress, "data", "zeros", skipped, "from before")
     if amounts and not progress.rate and progress.idle < IDLE:
         return [amounts]  # only zeros, or bytes that are read again, move now: there is no rate, but progress
     rate = f"{human(progress.rate)}/s"
@@ -184,12 +178,7 @@ def texts(progress: Progress, skipped: str) -> list[str]:
     return [f"{rate}: {amounts}{left}" if amounts else f"{rate}{left}", f"{rate}{left}", rate]
 
 
-def parts(progress: Progress, skipped: str) -> str:
-    """Return the bytes of data, zeros, skipped ranges and an earlier transfer as text, without those that are 0."""
-    amounts = [
-        (progress.data, "data"),
-        (progress.zero, "zeros"),
-        (progress.skipped, skipped),
-        (progress.resumed, "from before"),
-    ]
-    return ", ".join(f"{human(amount)} {what}" for amount, what in amounts if amount)
+def parts(progress: Progress, *words: str) -> str:
+    """Return the bytes of data, zeros, skipped ranges and of an earlier transfer, each with its words, if any."""
+    amounts = (progress.data, progress.zero, progress.skipped, progress.resumed)
+    return ", ".join(f"{human(amount)} {what}" for amount, what in zip(amounts, words, strict=True) if amount)
