@@ -10,7 +10,7 @@ while negotiation.agreed is None:
 """
 
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from .constants import (
@@ -108,10 +108,10 @@ class ClientNegotiation:
     """The negotiation of one connection.
 
     `export` is the export's name. With `tls`, begin with STARTTLS, and refuse a server without TLS. With `dirty`,
-    select the dirty bitmaps, too.
+    select the dirty bitmaps, too. With `only`, select these contexts, and nothing else.
     """
 
-    def __init__(self, export: str, *, tls: bool = False, dirty: bool = False) -> None:
+    def __init__(self, export: str, *, tls: bool = False, dirty: bool = False, only: Sequence[str] = ()) -> None:
         #: Set when the negotiation is complete.
         self.agreed: Agreed | None = None
         #: Set when the caller has to send the output, start TLS and call tls_started().
@@ -120,7 +120,7 @@ class ClientNegotiation:
         self.greeted = False
         self._export = export
         self._tls = tls
-        self._dirty = dirty
+        self._dirty, self._only = dirty and not only, only
         self._replies_left = MAX_OPTION_REPLIES
         self._input = bytearray()
         self._output = bytearray()
@@ -191,14 +191,12 @@ class ClientNegotiation:
     def _select_contexts(self) -> Generator[int, bytes, dict[int, str]]:
         bitmaps: list[str] = []
         if self._dirty:
-            query = ContextRequest(self._export, (DIRTY_BITMAP,)).pack()
-            answer = yield from self._ask(OptionType.LIST_META_CONTEXT, query)
-            found = {name for _, name in _contexts(answer) if name.startswith(DIRTY_BITMAP)}
-            bitmaps = sorted(found - {DIRTY_BITMAP})
-        wanted = [BASE_ALLOCATION, ALLOCATION_DEPTH, *bitmaps]
+            answer = yield from self._ask(OptionType.LIST_META_CONTEXT, self._asking(DIRTY_BITMAP))
+            bitmaps = sorted({name for _, name in _contexts(answer) if name.startswith(DIRTY_BITMAP)} - {DIRTY_BITMAP})
+        wanted = self._only or [BASE_ALLOCATION, ALLOCATION_DEPTH, *bitmaps]
         if len(wanted) > MAX_CONTEXTS:
             raise ExportRefused(f"the server has more than {MAX_CONTEXTS} bitmaps")
-        answer = yield from self._ask(OptionType.SET_META_CONTEXT, ContextRequest(self._export, tuple(wanted)).pack())
+        answer = yield from self._ask(OptionType.SET_META_CONTEXT, self._asking(*wanted))
         if not answer.ok:
             return {}
         selected = dict(_contexts(answer))
@@ -207,6 +205,9 @@ class ClientNegotiation:
         if not set(bitmaps) <= set(selected.values()):  # changes that only the missing ones mark would be lost
             return {number: name for number, name in selected.items() if name not in bitmaps}
         return selected
+
+    def _asking(self, *contexts: str) -> bytes:
+        return ContextRequest(self._export, contexts).pack()
 
     def _enter_by_name(
         self, *, structured: bool, zeroes: bool, contexts: dict[int, str] | None = None

@@ -41,18 +41,24 @@ typedef struct {
     uint64_t tells;
 } iou_nbd_context;
 
-/* What was negotiated, and the connections. C owns the sockets, which are non-blocking, once the session has begun. TLS
-   of connections is used until the end of the session. */
+/* A connection, and what was selected on it. C owns the socket, which is non-blocking, once the session has begun. TLS
+   is used until the end of the session. */
 typedef struct {
-    const int *sockets;
-    iou_tls *const *tls; /* for each socket; NULL: none has TLS */
-    uint32_t count;      /* of sockets, at most IOU_NBD_CONNECTIONS */
+    int socket;
+    uint32_t contexts_count; /* at most IOU_NBD_CONTEXTS */
+    const iou_nbd_context *contexts;
+    iou_tls *tls; /* NULL: it has none */
+} iou_nbd_connection;
+
+/* What was negotiated, and the connections. All of them have the contexts of the first one; or some of these, if the
+   server promises that its connections are coherent (CAN_MULTI_CONN). */
+typedef struct {
+    const iou_nbd_connection *connections;
+    uint32_t count;      /* of connections, at most IOU_NBD_CONNECTIONS */
     uint32_t flags;      /* the export's transmission flags */
     uint32_t structured; /* replies */
     uint32_t extended;   /* headers */
     uint32_t most;       /* bytes of a request's data: the maximum block size, at most 32 MiB */
-    uint32_t contexts_count;
-    const iou_nbd_context *contexts; /* at most IOU_NBD_CONTEXTS */
 } iou_nbd_session;
 
 typedef enum {

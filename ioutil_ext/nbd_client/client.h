@@ -41,6 +41,7 @@ struct connection {
     struct client *client;
     int fd; /* -1: it was closed */
     iou_tls *tls;
+    struct contexts contexts;                /* that the server tells on it */
     struct link queue;                       /* requests that were not begun */
     struct nbd_request *flying[MOST_FLYING]; /* by the lowest bits of their cookies */
     uint64_t free;                           /* bits of places in it */
@@ -135,7 +136,7 @@ void connection_drop_canceled(struct connection *connection, struct link *served
 /* ---- session.c; the lock is held -------------------------------------------------------------------------------- */
 
 /* Prepare a connection. -ENOMEM. */
-int connection_init(struct connection *connection, struct client *client, int fd, iou_tls *tls);
+int connection_init(struct connection *connection, struct client *client, const iou_nbd_connection *told);
 
 /* For the client's thread: end the session if it can end now. */
 void session_end(struct client *client);

@@ -10,24 +10,10 @@
 
 /* ---- extents ---------------------------------------------------------------------------------------------------- */
 
-static uint64_t wanted(const struct op *op) {
-    if (op->tells)
-        return op->tells;
-    return IOU_EXTENT_ZERO | (op->flags & IOU_LAYERS ? IOU_EXTENT_HOLE : 0) | (op->flags & IOU_DIRTY ? ALL_BITMAPS : 0);
-}
-
-/* Return what the server tells of that. */
-static uint64_t available(const struct round *round, uint64_t tells) {
-    uint64_t found = 0;
-    for (uint32_t i = 0; i < round->agreed.contexts_count; i++)
-        found |= round->agreed.contexts[i].tells & tells;
-    return found;
-}
-
 /* Whether a bitmap is asked for that the server does not tell: its changes must not look like none. */
-static bool lacks_bitmap(const struct op *op, uint64_t available) {
-    uint64_t asked = wanted(op) & ALL_BITMAPS;
-    return op->tells ? asked & ~available : asked && !(asked & available);
+static bool lacks_bitmap(const struct round *round, uint64_t available) {
+    uint64_t asked = round->tells & ALL_BITMAPS;
+    return round->op->tells ? asked & ~available : asked && !(asked & available);
 }
 
 static int is_unsound(struct round *round, const char *why) {
@@ -49,7 +35,7 @@ static int64_t ask(struct round *round, uint64_t start, uint64_t end, iou_extent
     uint64_t length = round_bare(round, first, last - first);
     struct nbd_request request = {.command = CMD_BLOCK_STATUS, .offset = first, .length = length};
     request.flags = op->buffer_size == sizeof(iou_extent) ? FLAG_REQ_ONE : 0;
-    request.status = status_new(&round->agreed, wanted(op), op->tells, first, (uint32_t)min_u64(max, UINT32_MAX));
+    request.status = status_new(&round->contexts, round->tells, op->tells, first, (uint32_t)min_u64(max, UINT32_MAX));
     if (!request.status)
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     int error = round_add(round, request);
@@ -81,8 +67,8 @@ int nbd_extents(struct op *op) {
     if (error)
         return error;
     uint64_t end = min_u64(op->offset + op->length, round.client->image.size), start;
-    uint64_t told = available(&round, wanted(op));
-    if (lacks_bitmap(op, told))
+    uint64_t told = contexts_tell(&round.contexts, round.tells);
+    if (lacks_bitmap(&round, told))
         return is_unsound(&round, "it does not tell a bitmap any more");
     while ((start = op_position(op)) < end && op->result.count < most) {
         uint64_t left = most - op->result.count;

@@ -135,18 +135,6 @@ static bool note_lost(struct client *client) {
     return lost;
 }
 
-static void agree(struct session *session, const iou_nbd_session *told) {
-    session->agreed = (struct agreed){
-        .flags = told->flags,
-        .structured = told->structured,
-        .extended = told->extended,
-        .most = told->most,
-        .contexts_count = told->contexts_count,
-    };
-    for (uint32_t i = 0; i < told->contexts_count; i++)
-        session->agreed.contexts[i] = told->contexts[i];
-}
-
 static int connect_all(struct client *client, const iou_nbd_session *told) {
     struct session *session = &client->session;
     int error = 0;
@@ -154,7 +142,7 @@ static int connect_all(struct client *client, const iou_nbd_session *told) {
     if (!session->connections)
         return -ENOMEM;
     for (uint32_t i = 0; !error && i < told->count; i++, session->count++)
-        error = connection_init(&session->connections[i], client, told->sockets[i], told->tls ? told->tls[i] : NULL);
+        error = connection_init(&session->connections[i], client, &told->connections[i]);
     for (uint32_t i = 0; error && i < session->count; i++)
         replies_free(&session->connections[i].replies);
     return error;
@@ -171,7 +159,12 @@ static int replace(struct client *client, const iou_nbd_session *told, bool *los
     *lost = note_lost(client);
     session_free(client);
     *session = (struct session){.number = session->number + 1, .ending_before = session->ending};
-    agree(session, told);
+    session->agreed = (struct agreed){
+        .flags = told->flags,
+        .structured = told->structured,
+        .extended = told->extended,
+        .most = told->most,
+    };
     int error = connect_all(client, told);
     if (error)
         session_free(client);
@@ -182,8 +175,10 @@ static int replace(struct client *client, const iou_nbd_session *told, bool *los
 }
 
 static bool is_session(const iou_nbd_session *told) {
-    return told->count && told->count <= IOU_NBD_CONNECTIONS && told->contexts_count <= IOU_NBD_CONTEXTS &&
-           told->most && told->most <= MAX_PAYLOAD;
+    bool fits = told->count && told->count <= IOU_NBD_CONNECTIONS && told->most && told->most <= MAX_PAYLOAD;
+    for (uint32_t i = 0; fits && i < told->count; i++)
+        fits = told->connections[i].contexts_count <= IOU_NBD_CONTEXTS;
+    return fits;
 }
 
 int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *told) {

@@ -32,8 +32,12 @@ struct agreed {
     uint32_t flags;
     bool structured, extended;
     uint64_t most; /* bytes of a request's data */
-    uint32_t contexts_count;
-    iou_nbd_context contexts[IOU_NBD_CONTEXTS];
+};
+
+/* What was selected on a connection. */
+struct contexts {
+    uint32_t count;
+    iou_nbd_context list[IOU_NBD_CONTEXTS];
 };
 
 struct calls;
@@ -98,7 +102,10 @@ struct status {
 /* Make memory for an answer, of which the contexts are wanted that have a flag of `tells`. apart: a record has a flag
    for each bitmap; otherwise IOU_EXTENT_DIRTY is what any of them marks. At most `most` runs of each are kept, and at
    most STATUS_MEMORY bytes. NULL: there is no memory. */
-struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apart, uint64_t start, uint32_t most);
+struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start, uint32_t most);
+
+/* Return which of that the contexts tell. */
+uint64_t contexts_tell(const struct contexts *contexts, uint64_t tells);
 
 /* Find a context that was negotiated and not answered yet. NULL: there is none. */
 struct told *status_find(struct status *status, uint32_t id);

@@ -45,6 +45,25 @@ static uint64_t enter_round(struct client *client, const struct op *op) {
     return failure;
 }
 
+/* Choose who is asked for extents, beginning with the connection of the first segment: of those that tell all that the
+   first connection does of it, the one with the fewest contexts. The server looks for all contexts of a connection,
+   whoever needs them. The lock is held. */
+static void choose_teller(struct round *round) {
+    const struct session *session = &round->client->session;
+    const struct contexts *best = NULL;
+    for (uint32_t i = 0; i < session->count; i++) {
+        uint32_t number = (uint32_t)((round->op->offset / SEGMENT + i) % session->count);
+        const struct contexts *contexts = &session->connections[number].contexts;
+        uint64_t all = contexts_tell(&session->connections[0].contexts, round->tells);
+        if (contexts_tell(contexts, round->tells) != all || (best && contexts->count >= best->count))
+            continue;
+        best = contexts;
+        round->teller = number;
+    }
+    if (best)
+        round->contexts = *best;
+}
+
 /* Copy what is known of the session. The lock is held. */
 static void copy_session(struct round *round) {
     const struct session *session = &round->client->session;
@@ -52,12 +71,23 @@ static void copy_session(struct round *round) {
     round->agreed = session->agreed;
     round->mixes = session->count == 1 || session->agreed.flags & NBD_MULTI_CONN;
     round->longest_bare = session->longest_bare;
+    if (round->tells)
+        choose_teller(round);
+}
+
+/* What extents are to tell. */
+static uint64_t wanted(const struct op *op) {
+    if (op->kind != IOU_EXTENTS || op->tells)
+        return op->tells;
+    return IOU_EXTENT_ZERO | (op->flags & IOU_LAYERS ? IOU_EXTENT_HOLE : 0) | (op->flags & IOU_DIRTY ? ALL_BITMAPS : 0);
 }
 
 static void begin_round(struct round *round, struct op *op) {
     round->op = op;
     round->client = client_of(op->handle);
     round->flags = 0;
+    round->tells = wanted(op);
+    round->contexts.count = 0;
     round->count = 0;
 }
 
@@ -87,10 +117,12 @@ int round_enter(struct round *round, struct op *op) {
 
 /* ---- one round -------------------------------------------------------------------------------------------------- */
 
-static struct connection *choose_connection(const struct client *client, const struct nbd_request *request,
-                                            uint32_t number) {
-    const struct session *session = &client->session;
-    uint64_t place = request->command == CMD_FLUSH ? number : request->offset / SEGMENT;
+static struct connection *choose_connection(const struct round *round, uint32_t number) {
+    const struct session *session = &round->client->session;
+    const struct nbd_request *request = &round->requests[number];
+    uint64_t place = request->command == CMD_FLUSH     ? number
+                     : request->status && round->mixes ? round->teller
+                                                       : request->offset / SEGMENT;
     return &session->connections[place % session->count];
 }
 
@@ -104,7 +136,7 @@ static bool start_round(struct round *round, struct calls *calls, struct link *s
     waiter_join(&calls->waiter, &client->waiting);
     for (uint32_t i = 0; i < round->count; i++) {
         round->requests[i].calls = calls;
-        link_append(&choose_connection(client, &round->requests[i], i)->queue, &round->requests[i].link);
+        link_append(&choose_connection(round, i)->queue, &round->requests[i].link);
     }
     /* The requests, and with them the round, stay until this thread sleeps; the session may end meanwhile, but not be
        replaced: it has the requests until its end, and after that none of these connections is looked at again. */

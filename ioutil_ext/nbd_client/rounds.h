@@ -18,11 +18,14 @@
 struct round {
     struct op *op;
     struct client *client;
-    uint64_t session;      /* its number */
-    struct agreed agreed;  /* a copy: the session may end, and another one begin */
-    bool mixes;            /* a request without data may be for segments of several connections */
-    uint64_t longest_bare; /* as in struct session */
-    uint16_t flags;        /* of each change */
+    uint64_t session;         /* its number */
+    struct agreed agreed;     /* a copy: the session may end, and another one begin */
+    bool mixes;               /* a request without data may be for segments of several connections */
+    uint64_t tells;           /* extents: what is asked for */
+    uint32_t teller;          /* the connection that is asked, if the session mixes */
+    struct contexts contexts; /* of the connections that are asked */
+    uint64_t longest_bare;    /* as in struct session */
+    uint16_t flags;           /* of each change */
     uint32_t count;
     struct nbd_request requests[MOST_TOGETHER];
 };

@@ -52,9 +52,17 @@ static const char *ended(struct requests *requests, struct nbd_request *request)
     return why;
 }
 
-int connection_init(struct connection *connection, struct client *client, int fd, iou_tls *tls) {
+int connection_init(struct connection *connection, struct client *client, const iou_nbd_connection *told) {
     *connection = (struct connection){
-        .requests = {find_request, refused, ended}, .client = client, .fd = fd, .tls = tls, .free = UINT64_MAX};
+        .requests = {find_request, refused, ended},
+        .client = client,
+        .fd = told->socket,
+        .tls = told->tls,
+        .contexts = {.count = told->contexts_count},
+        .free = UINT64_MAX,
+    };
+    for (uint32_t i = 0; i < told->contexts_count; i++)
+        connection->contexts.list[i] = told->contexts[i];
     link_init(&connection->queue);
     return replies_init(&connection->replies, &connection->requests, &client->session.agreed);
 }

@@ -15,10 +15,17 @@
 #define STATUS_ZERO 2u /* of base:allocation */
 #define STATUS_DIRTY 1u
 
-struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apart, uint64_t start, uint32_t most) {
-    uint32_t wanted = 0, count = agreed->contexts_count;
+uint64_t contexts_tell(const struct contexts *contexts, uint64_t tells) {
+    uint64_t found = 0;
+    for (uint32_t i = 0; i < contexts->count; i++)
+        found |= contexts->list[i].tells & tells;
+    return found;
+}
+
+struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start, uint32_t most) {
+    uint32_t wanted = 0, count = contexts->count;
     for (uint32_t i = 0; i < count; i++)
-        wanted += (agreed->contexts[i].tells & tells) != 0;
+        wanted += (contexts->list[i].tells & tells) != 0;
     if (wanted)
         most = (uint32_t)min_u64(most, STATUS_MEMORY / sizeof(iou_extent) / wanted);
     size_t heads = sizeof(struct status) + count * sizeof(struct told);
@@ -28,7 +35,7 @@ struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apar
     iou_extent *runs = (iou_extent *)(void *)((char *)status + heads);
     *status = (struct status){.start = start, .most = most, .count = count};
     for (uint32_t i = 0; i < count; i++) {
-        const iou_nbd_context *context = &agreed->contexts[i];
+        const iou_nbd_context *context = &contexts->list[i];
         bool wants = context->tells & tells;
         status->told[i] = (struct told){
             .id = context->id,

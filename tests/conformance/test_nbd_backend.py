@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -169,8 +169,10 @@ def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class CanceledThen(ClientHandshake):
-        def __init__(self, address: NbdAddress, options: ConnectOptions, sock: socket.socket) -> None:
-            super().__init__(address, options, sock)
+        def __init__(
+            self, address: NbdAddress, options: ConnectOptions, sock: socket.socket, only: Sequence[str]
+        ) -> None:
+            super().__init__(address, options, sock, only)
             canceled[0].cancel()
 
     async def connect(address: NbdAddress) -> object:
@@ -679,6 +681,83 @@ async def test_dirty_extents_are_those_of_the_bitmap(open_nbd: Open, tmp_path: P
             await told(other, 0, MiB, Context.DIRTY)
         await backend.close()
         await other.close()
+
+
+# Contexts of connections
+
+
+CHANGED = f"{DIRTY_BITMAP}b"
+DIRTY = OPTIONS._replace(dirty=True)
+#: What the connections of a session select of a server whose connections are coherent.
+APART = [[BASE_ALLOCATION, CHANGED], [CHANGED], [BASE_ALLOCATION], [BASE_ALLOCATION]]
+
+
+def with_bitmap(server: FakeNbd, flags: int = ExportFlag.CAN_MULTI_CONN) -> FakeNbd:
+    server.contexts = (BASE_ALLOCATION, CHANGED)
+    server.flags |= flags
+    return server
+
+
+def selected(server: FakeNbd) -> list[list[str]]:
+    return sorted(server.selected.values(), key=APART.index)
+
+
+def askers(server: FakeNbd) -> list[list[str]]:
+    """Return what the connections had selected that were asked for block status."""
+    return [server.selected[asked.connection] for asked in server.commands(Command.BLOCK_STATUS)]
+
+
+async def test_connections_select_what_is_asked_for_apart(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(with_bitmap(server), connections=4, options=DIRTY)
+    assert selected(server) == APART
+    assert await told(backend, 0, MiB) == [Extent(0, MiB, zero=True)]
+    assert await told(backend, 0, MiB, Context.DIRTY) == [Extent(0, MiB, zero=True, dirty=True)]
+    assert askers(server) == [APART[2], APART[0]]
+
+
+async def test_connections_select_all_contexts_unless_they_are_coherent(server: FakeNbd, open_nbd: Open) -> None:
+    server.size = 4 * SEGMENT
+    backend = await open_nbd(with_bitmap(server, 0), connections=2, options=DIRTY)
+    assert selected(server) == [APART[0]] * 2
+    assert await told(backend, 0, 2 * SEGMENT) == [Extent(0, 2 * SEGMENT, zero=True)]
+    assert {asked.connection for asked in server.commands(Command.BLOCK_STATUS)} == {0, 1}
+
+
+async def test_a_ticket_without_changes_selects_no_bitmap(server: FakeNbd, open_nbd: Open) -> None:
+    await open_nbd(with_bitmap(server), connections=2)
+    assert selected(server) == [[BASE_ALLOCATION]] * 2
+
+
+@pytest.mark.parametrize("greeted", [1, 2, 3])
+async def test_all_is_told_by_as_many_connections_as_there_are(
+    server: FakeNbd, open_nbd: Open, monkeypatch: pytest.MonkeyPatch, greeted: int
+) -> None:
+    monkeypatch.setattr(nbd_session, "GREETING_TIMEOUT", 0.1)
+    with_bitmap(server).greeted = greeted
+    backend = await open_nbd(server, connections=3, options=DIRTY)
+    assert await told(backend, 0, MiB) == [Extent(0, MiB, zero=True)]
+    assert await told(backend, 0, MiB, Context.DIRTY) == [Extent(0, MiB, zero=True, dirty=True)]
+
+
+async def test_a_connection_that_does_not_get_its_contexts_is_not_used(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    with_bitmap(server).without_contexts = frozenset({1, 2, 3})
+    server.size = 4 * SEGMENT
+    backend = await open_nbd(server, connections=4, options=DIRTY)
+    await read(backend, pool, SEGMENT, 10)
+    assert await told(backend, 0, MiB, Context.DIRTY) == [Extent(0, MiB, zero=True, dirty=True)]
+    assert {asked.connection for asked in server.asked if asked.header.command != Command.DISC} == {0}
+
+
+async def test_connections_that_are_made_again_select_the_same(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(with_bitmap(server), connections=4, options=DIRTY)
+    await server.stop()
+    server.selected.clear()
+    await server.start()
+    await eventually_async(lambda: backend._client.state.life != lib.IOU_NBD_ALIVE)
+    assert await told(backend, 0, MiB, Context.DIRTY) == [Extent(0, MiB, zero=True, dirty=True)]
+    assert selected(server) == APART
 
 
 # Requests without data that are longer than a server likes

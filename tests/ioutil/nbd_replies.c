@@ -11,6 +11,7 @@ enum { MOST = 16 };
 struct client {
     struct requests requests;
     struct agreed agreed;
+    struct contexts contexts;
     struct replies replies;
     struct nbd_request flying[MOST]; /* by their cookies, less 1 */
     uint32_t begun, ended[MOST], ended_count;
@@ -51,9 +52,10 @@ int64_t client_extents(struct client *client, uint32_t cookie, uint64_t start, u
 struct client *client_new(int structured, int extended, uint32_t contexts) {
     struct client *client = calloc(1, sizeof(*client));
     client->requests = (struct requests){find, refused, ended};
-    client->agreed = (struct agreed){.structured = structured, .extended = extended, .contexts_count = contexts};
+    client->agreed = (struct agreed){.structured = structured, .extended = extended};
+    client->contexts.count = contexts;
     for (uint32_t i = 0; i < contexts; i++)
-        client->agreed.contexts[i] = (iou_nbd_context){i + 1, 1u << i % 3};
+        client->contexts.list[i] = (iou_nbd_context){i + 1, 1u << i % 3};
     replies_init(&client->replies, &client->requests, &client->agreed);
     return client;
 }
@@ -75,7 +77,7 @@ uint32_t client_begin(struct client *client, uint16_t command, uint16_t flags, u
         (struct nbd_request){.command = command, .flags = flags, .offset = offset, .length = length, .memory = memory};
     request->cookie = ++client->begun;
     if (command == CMD_BLOCK_STATUS)
-        request->status = status_new(&client->agreed, 7, false, offset, most);
+        request->status = status_new(&client->contexts, 7, false, offset, most);
     *size = (uint32_t)request_header(request, client->agreed.extended, header);
     return client->begun;
 }

@@ -78,6 +78,14 @@ def test_bitmaps_are_looked_for_when_the_ticket_is_a_dirty_one() -> None:
     assert agree(serving({OptionType.SET_META_CONTEXT: known})).bitmaps == []
 
 
+def test_contexts_that_are_named_are_selected_and_no_others() -> None:
+    named = ["qemu:dirty-bitmap:a"]
+    server = serving({OptionType.SET_META_CONTEXT: contexts(BASE_ALLOCATION, "qemu:dirty-bitmap:b", *named)})
+    agreed = agree(server, dirty=True, only=named)
+    assert list(agreed.contexts.values()) == agreed.bitmaps == named
+    assert server.asked == [OptionType.EXTENDED_HEADERS, OptionType.SET_META_CONTEXT, OptionType.GO]
+
+
 def test_bitmaps_are_none_if_one_of_them_is_not_selected() -> None:
     known = contexts(BASE_ALLOCATION, "qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b")
     one = contexts(BASE_ALLOCATION, "qemu:dirty-bitmap:a")

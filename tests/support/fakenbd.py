@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, OptionType, Reply
-from imageio_daemon.nbdproto.option_payloads import BlockSizes, OptionHeader, OptionReply, pack_greeting
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DIRTY_BITMAP, DONE, Chunk, Command, OptionType, Reply
+from imageio_daemon.nbdproto.option_payloads import BlockSizes, OptionHeader, OptionReply, pack_greeting, unpack_context
 from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
 from tests.support.nbd_payloads import ChunkHeader, RequestHeader, SimpleReply, pack_extents
@@ -63,8 +63,12 @@ class FakeNbd:
     content: bytearray | None = None
     flags: int = FLAGS
     sizes: BlockSizes | None = None
-    #: Contexts that it tells extents in, by ids from 10 on.
+    #: Contexts that it tells extents in, by ids from 10 on in the order of a selection.
     contexts: tuple[str, ...] = (BASE_ALLOCATION,)
+    #: What each connection has selected of them.
+    selected: dict[int, list[str]] = field(default_factory=dict)
+    #: Connections that get none.
+    without_contexts: frozenset[int] = frozenset()
     extended: bool = False
     #: Connections that are greeted; the others hang.
     greeted: int = 1000
@@ -137,7 +141,7 @@ class FakeNbd:
             OptionType.EXTENDED_HEADERS: fixed(ACK if self.extended else UNSUP),
             OptionType.STRUCTURED_REPLY: fixed(ACK),
             OptionType.LIST_META_CONTEXT: contexts(*self.contexts),
-            OptionType.SET_META_CONTEXT: contexts(*self.contexts),
+            OptionType.SET_META_CONTEXT: contexts(*(() if number in self.without_contexts else self.contexts)),
             OptionType.GO: export(size, self.flags, self.sizes) if self.refusal is None else fixed(self.refusal),
         }
         writer.write(pack_greeting(3))
@@ -146,6 +150,9 @@ class FakeNbd:
             header = OptionHeader.unpack(await reader.readexactly(16))
             payload = await reader.readexactly(header.length)
             answers = handlers.get(header.option, fixed(UNSUP))(payload)
+            if header.option == OptionType.SET_META_CONTEXT:
+                told = [data for reply, data in answers if reply == Reply.META_CONTEXT]
+                self.selected[number] = [unpack_context(data)[1] for data in told]
             for reply, data in answers:
                 writer.write(OptionReply(header.option, reply, len(data)).pack() + data)
             if header.option == OptionType.ABORT:
@@ -196,22 +203,30 @@ class FakeNbd:
             data = bytes(header.length) if self.content is None else bytes(self.content[start:end])
             return self.chunk(asked, Chunk.OFFSET_DATA, start.to_bytes(8) + data)
         if header.command == Command.BLOCK_STATUS:
-            kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
-            flags = 3 if self.content is None else 0
-            return self.chunk(asked, kind, pack_extents(10, [header.length], [flags], extended=self.extended))
+            return self._status(asked)
         if self.content is not None and header.command == Command.WRITE:
             self.content[start:end] = asked.payload
         elif self.content is not None and header.command == Command.WRITE_ZEROES:
             self.content[start:end] = bytes(header.length)
         return self.chunk(asked, Chunk.NONE, b"") if self.extended else SimpleReply(header.cookie, 0).pack()
 
+    def _status(self, asked: Asked) -> bytes:
+        """Tell one extent in each context: zeros unless there is content, and what has changed."""
+        kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
+        names, message = self.selected[asked.connection], b""
+        for place, name in enumerate(names):
+            flags = 1 if name.startswith(DIRTY_BITMAP) else 3 if self.content is None else 0
+            payload = pack_extents(10 + place, [asked.header.length], [flags], extended=self.extended)
+            message += self.chunk(asked, kind, payload, done=place + 1 == len(names))
+        return message
+
     def failure(self, asked: Asked, error: int) -> bytes:
         """Return a reply that says no."""
         payload = error.to_bytes(4) + len(WORDS).to_bytes(2) + WORDS
         return self.chunk(asked, Chunk.ERROR, payload)
 
-    def chunk(self, asked: Asked, kind: int, payload: bytes) -> bytes:
-        header = ChunkHeader(kind, DONE, asked.header.cookie, len(payload), asked.header.offset)
+    def chunk(self, asked: Asked, kind: int, payload: bytes, *, done: bool = True) -> bytes:
+        header = ChunkHeader(kind, DONE if done else 0, asked.header.cookie, len(payload), asked.header.offset)
         return header.pack(extended=self.extended) + payload
 
 

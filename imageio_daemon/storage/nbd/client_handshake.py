@@ -5,7 +5,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -81,8 +81,8 @@ def _close(sock: socket.socket, tls: TlsSocket | None, last: bytes) -> None:
     sock.close()
 
 
-async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
-    """Return a connection in its transmission phase.
+async def connect(address: NbdAddress, options: ConnectOptions, only: Sequence[str] = ()) -> Connection:
+    """Return a connection in its transmission phase. With `only`, select these metadata contexts, and nothing else.
 
     Raises ServerGone, with the reason, if the server cannot be reached, violates the protocol, exceeds a timeout or
     does not serve now. Raises ServerRefuses if it does not have the export, or if TLS cannot be started. A cancelled
@@ -92,7 +92,7 @@ async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
         async with asyncio.timeout(options.timeout):
             async with asyncio.timeout(options.greeting_timeout) as greeting:
                 sock = await _connected(address)
-                handshake = ClientHandshake(address, options, sock)
+                handshake = ClientHandshake(address, options, sock, only)
                 try:
                     return await handshake.run(lambda: greeting.reschedule(None))
                 except BaseException:
@@ -111,13 +111,15 @@ async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
 class ClientHandshake:
     """Negotiate on a connected socket."""
 
-    def __init__(self, address: NbdAddress, options: ConnectOptions, sock: socket.socket) -> None:
+    def __init__(
+        self, address: NbdAddress, options: ConnectOptions, sock: socket.socket, only: Sequence[str] = ()
+    ) -> None:
         self._address = address
         self._options = options
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._tls: TlsSocket | None = None
-        self._negotiation = ClientNegotiation(address.export, tls=address.tls, dirty=options.dirty)
+        self._negotiation = ClientNegotiation(address.export, tls=address.tls, dirty=options.dirty, only=only)
         self._memory = memoryview(bytearray(_MEMORY))
 
     async def run(self, greeted: Callable[[], None]) -> Connection:

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
@@ -24,7 +25,7 @@ GREETING_TIMEOUT = 2.0
 
 
 class Session(NamedTuple):
-    """One or more connections, and what was negotiated."""
+    """One or more connections, and what was negotiated. Only the first one is sure to have all contexts."""
 
     connections: tuple[Connection, ...]
 
@@ -42,18 +43,20 @@ class Session(NamedTuple):
         """Return an iou_nbd_session, and the memory that it points to."""
         agreed, count = self.agreed, len(self.connections)
         session = ffi.new("iou_nbd_session *")
-        session.sockets = sockets = ffi.new("int[]", [c.sock.fileno() for c in self.connections])
+        session.connections = connections = ffi.new("iou_nbd_connection[]", count)
         session.count = count
-        tls = ffi.new("iou_tls *[]", [ffi.NULL if c.tls is None else c.tls.tls for c in self.connections])
-        session.tls = tls
         session.flags = agreed.flags
         session.structured, session.extended = agreed.structured, agreed.extended
         session.most = agreed.sizes.maximum
-        bitmaps = agreed.bitmaps
-        contexts = [(number, _tells(name, bitmaps)) for number, name in agreed.contexts.items()]
-        session.contexts = kept = ffi.new("iou_nbd_context[]", contexts)
-        session.contexts_count = len(contexts)
-        return session, [sockets, tls, kept]
+        kept: list[Any] = [connections]
+        for told, connection in zip(connections, self.connections, strict=True):
+            names = connection.agreed.contexts
+            contexts = ffi.new("iou_nbd_context[]", [(i, _tells(name, agreed.bitmaps)) for i, name in names.items()])
+            told.socket = connection.sock.fileno()
+            told.contexts, told.contexts_count = contexts, len(names)
+            told.tls = ffi.NULL if connection.tls is None else connection.tls.tls
+            kept.append(contexts)
+        return session, kept
 
 
 def _tells(name: str, bitmaps: Sequence[str]) -> int:
@@ -70,29 +73,28 @@ async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int
     cancelled task closes all connections.
     """
     first = await connect(address, options)
-    opened = [first]
+    opened, agreed = [first], first.agreed
     later = options._replace(greeting_timeout=min(GREETING_TIMEOUT, options.greeting_timeout))
 
-    async def open_another() -> None:
+    async def open_another(only: Sequence[str]) -> None:
         with suppress(ServerGone):
-            opened.append(await connect(address, later))
+            connection = await connect(address, later, only)
+            if _fits(connection.agreed, agreed, only):
+                opened.append(connection)
+            else:
+                connection.leave()
 
     try:
-        await asyncio.gather(*(open_another() for _ in range(wanted - 1)))
+        await asyncio.gather(*(open_another(only) for only in _selections(agreed, wanted - 1)))
     except BaseException:
         for connection in opened:
             connection.sock.close()
         raise
-    agreed = first.agreed
-    for connection in opened:
-        if connection.agreed != agreed:
-            connection.leave()
-    connections = tuple(connection for connection in opened if connection.agreed == agreed)
     log.info(
         "connected to an NBD server",
         extra=logs.fields(
             server=str(address),
-            connections=len(connections),
+            connections=len(opened),
             size=agreed.size,
             flags=f"{agreed.flags:#x}",
             headers="extended" if agreed.extended else "structured" if agreed.structured else "simple",
@@ -100,7 +102,24 @@ async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int
             contexts=len(agreed.contexts),
         ),
     )
-    return Session(connections)
+    return Session(tuple(opened))
+
+
+def _selections(agreed: Agreed, count: int) -> Sequence[Sequence[str]]:
+    """Return which contexts each further connection selects. Empty: the same as the first one."""
+    # A server looks for all contexts of a connection, whoever needs them. So one connection has the bitmaps alone, and
+    # others what is allocated. Unless connections are coherent, a segment is asked for where it is written.
+    bitmaps = agreed.bitmaps
+    others = [name for name in agreed.contexts.values() if name not in bitmaps]
+    if bitmaps and others and agreed.can(ExportFlag.CAN_MULTI_CONN):
+        return [bitmaps, *[others] * count][:count]
+    return [()] * count
+
+
+def _fits(agreed: Agreed, first: Agreed, only: Sequence[str]) -> bool:
+    """Tell whether a connection serves the same as the first one, with the contexts that were asked for."""
+    names = sorted(agreed.contexts.values())
+    return replace(agreed, contexts=first.contexts) == first and names == sorted(only) if only else agreed == first
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:

@@ -71,8 +71,8 @@ class Client:
         self.structured = False
         self.extended = False
         self.export = ExportInfo(0, 0)
-        #: Contexts that go() selects, too.
-        self.bitmaps: Sequence[str] = ()
+        #: Contexts that go() selects.
+        self.contexts: Sequence[str] = ("base:allocation",)
         self._cookies = itertools.count(2**63)
         self._sent: dict[int, _Sent] = {}
 
@@ -160,7 +160,7 @@ class Client:
             await self.ask(OptionType.STRUCTURED_REPLY)
         self.structured, self.extended = structured and not extended, extended
         if allocation and (structured or extended):
-            await self.ask(OptionType.SET_META_CONTEXT, ContextRequest(name, ("base:allocation", *self.bitmaps)).pack())
+            await self.ask(OptionType.SET_META_CONTEXT, ContextRequest(name, tuple(self.contexts)).pack())
         replies = await self.ask(OptionType.GO, InfoRequest(name, ()).pack())
         (export,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == b"\0\0"]
         self.export = ExportInfo.unpack(export)

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from imageio_daemon.image.extents import Extent, ExtentList
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, OptionType, Reply
+from imageio_daemon.nbdproto.constants import (
+    BASE_ALLOCATION,
+    Command,
+    CommandFlag,
+    ErrorNumber,
+    ExportFlag,
+    OptionType,
+    Reply,
+)
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.nbd.backend import NbdBackend
@@ -26,6 +34,7 @@ from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.test_interop import run
 from tests.frontends.nbd.world import World
 from tests.support.daemon import Certificates, Daemon, Section
+from tests.support.fakenbd import FakeNbd, fake_nbd
 from tests.support.nbdservers import NbdServer, make_qcow2, qemu_nbd
 
 KiB = 1024
@@ -142,6 +151,13 @@ def test_each_bitmap_of_a_server_is_told_by_itself(nbd_daemon: Daemon, server: N
     maps = [run("nbdinfo", f"--map={name}", served.uri) for name in (A, B)]
     assert maps == [run("nbdinfo", f"--map={name}", server.uri) for name in (A, B)]
     assert maps[0] != maps[1]
+
+
+def test_a_server_of_one_connection_tells_the_same(nbd_daemon: Daemon, server: NbdServer, disk: Path) -> None:
+    with qemu_nbd(disk, "qcow2", "--read-only", "--bitmap=a", "--bitmap=b", "--shared=1") as alone:
+        served = serve(nbd_daemon, alone.url)
+        for name in (A, B, BASE_ALLOCATION):
+            assert run("nbdinfo", f"--map={name}", served.uri) == run("nbdinfo", f"--map={name}", server.uri)
 
 
 def test_qemu_reads_a_bitmap_in_place_of_the_allocation(served: Served, server: NbdServer) -> None:
@@ -266,14 +282,14 @@ def test_server_and_files_without_a_bitmap_are_refused(nbd_daemon: Daemon, disk:
 
 @asynccontextmanager
 async def world_of(
-    lane_world: MakeWorld, server: NbdServer, size: int, monkeypatch: pytest.MonkeyPatch
+    lane_world: MakeWorld, server: NbdServer | FakeNbd, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     """Make a world whose image is that of a server with bitmaps."""
     async with lane_world(size=SIZE) as world:
         address, options = NbdAddress(socket=str(server.socket)), ConnectOptions(True, None, 10, 10)
 
         async def open_backend(_: Ticket) -> Backend:
-            return await NbdBackend.open(world.engine, address, options, connections=2, writable=False)
+            return await NbdBackend.open(world.engine, address, options, connections=4, writable=False)
 
         world.disk = world.add("changed", size=size, ops=(Access.READ,), dirty=True)
         monkeypatch.setattr(world.disk._image, "_open_backend", open_backend)
@@ -298,10 +314,10 @@ async def large_world(lane_world: MakeWorld, tmp_path: Path, monkeypatch: pytest
             yield world
 
 
-async def entered(world: World, form: dict[str, bool], *bitmaps: str) -> Client:
+async def entered(world: World, form: dict[str, bool], *bitmaps: str, allocation: bool = True) -> Client:
     client = await Client.connect(world.address)
     world.clients.append(client)
-    client.bitmaps = bitmaps
+    client.contexts = (*([BASE_ALLOCATION] if allocation else []), *bitmaps)
     return await client.go("changed", **form)
 
 
@@ -324,6 +340,31 @@ async def test_contexts_come_in_one_reply_a_chunk_for_each(world: World, form: d
     assert [at(extents, 3 * MiB + 512 * KiB) for extents in result.statuses.values()] == [3, 1, 0]
     assert [at(extents, 16 * MiB + 512) for extents in result.statuses.values()] == [0, 1, 1]
     assert all(sum(length for length, _ in extents) == SIZE for extents in result.statuses.values())
+
+
+@pytest.mark.parametrize(
+    ("bitmaps", "allocation", "asked"),
+    [
+        ([A], False, [A, B]),
+        ([A, B], False, [A, B]),
+        ([], True, [BASE_ALLOCATION]),
+        ([A], True, [BASE_ALLOCATION, A, B]),
+    ],
+)
+async def test_the_server_is_asked_where_it_looks_for_little_else(
+    lane_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, bitmaps: list[str], allocation: bool, asked: list[str]
+) -> None:
+    async with fake_nbd() as fake:
+        fake.contexts = (BASE_ALLOCATION, A, B)
+        fake.flags |= ExportFlag.CAN_MULTI_CONN
+        await fake.start()
+        async with world_of(lane_world, fake, fake.size, monkeypatch) as world:
+            client = await entered(world, FORMS[0], *bitmaps, allocation=allocation)
+            result = await client.request(Command.BLOCK_STATUS, 0, fake.size)
+            told = list(result.statuses.values())
+    assert told == [*([[(fake.size, 3)]] if allocation else []), *([[(fake.size, 1)]] * len(bitmaps))]
+    (question,) = fake.commands(Command.BLOCK_STATUS)
+    assert fake.selected[question.connection] == asked
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -15,6 +15,7 @@
 struct server {
     struct requests requests;
     struct agreed agreed;
+    struct contexts contexts;
     struct replies replies;
     struct nbd_request asked[ASKED]; /* by their cookies, less 1 */
     bool has_ended[ASKED];
@@ -51,7 +52,7 @@ static void ask(struct server *server, unsigned number, uint16_t command, uint16
     *request = (struct nbd_request){.command = command, .flags = flags, .offset = offset, .length = length};
     request->cookie = number + 1;
     if (command == CMD_BLOCK_STATUS)
-        request->status = status_new(&server->agreed, server->tells, server->apart, offset, 5);
+        request->status = status_new(&server->contexts, server->tells, server->apart, offset, 5);
     server->memory[number] = malloc(length + 2 * GUARD);
     CHECK(server->memory[number] && (request->status || command != CMD_BLOCK_STATUS));
     memset(server->memory[number], UNTOUCHED, length + 2 * GUARD);
@@ -103,11 +104,10 @@ static void run(const char *data, size_t size) {
     unsigned form = take_byte(&input), step = take_byte(&input);
     struct bytes stream = {0};
     struct server server = {.requests = {find_asked, refuse, end}};
-    server.agreed = (struct agreed){
-        .structured = form & 3,
-        .extended = form & 2,
-        .contexts_count = form & 4 ? 4 : 2,
-        .contexts = {{1, IOU_EXTENT_ZERO}, {2, IOU_EXTENT_HOLE}, {3, IOU_EXTENT_DIRTY}, {4, 2 * IOU_EXTENT_DIRTY}},
+    server.agreed = (struct agreed){.structured = form & 3, .extended = form & 2};
+    server.contexts = (struct contexts){
+        .count = form & 4 ? 4 : 2,
+        .list = {{1, IOU_EXTENT_ZERO}, {2, IOU_EXTENT_HOLE}, {3, IOU_EXTENT_DIRTY}, {4, 2 * IOU_EXTENT_DIRTY}},
     };
     server.apart = form & 8;
     server.tells = form & 4 ? 15 : 3;

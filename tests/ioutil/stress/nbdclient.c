@@ -87,19 +87,21 @@ static void *use(void *argument) {
 
 void nbd_begin(iou_handle *handle, struct nbd_server *server, uint64_t *random) {
     const iou_nbd_context context = {7, IOU_EXTENT_ZERO};
-    int sockets[3];
+    iou_nbd_connection connections[3];
     iou_nbd_session session = {
-        .sockets = sockets,
+        .connections = connections,
         .count = 1 + (uint32_t)below(random, 3),
         .flags = server->flags,
         .structured = server->structured,
         .extended = server->extended,
         .most = 64 * KIB,
-        .contexts = &context,
-        .contexts_count = server->structured,
     };
     for (uint32_t i = 0; i < session.count; i++)
-        sockets[i] = nbd_server_connect(server, next_random(random));
+        connections[i] = (iou_nbd_connection){
+            .socket = nbd_server_connect(server, next_random(random)),
+            .contexts_count = server->structured,
+            .contexts = &context,
+        };
     CHECK(iou_nbd_client_begin(handle, &session) == 0);
 }
 
