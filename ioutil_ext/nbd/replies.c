@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/big_endian.h"
 #include "nbd/nbd.h"
 
 /* So many zeros are sent as a hole, which takes 32 bytes. */
@@ -176,11 +177,13 @@ void reply_data(struct task *task, const struct request *request, struct memory 
 /* Write an extent. Returns its size. */
 static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
     if (extended) {
-        wire_put64(place, length);
-        return 8 + wire_put64(place + 8, status);
+        put64(place, length);
+        put64(place + 8, status);
+        return 16;
     }
-    wire_put32(place, (uint32_t)length);
-    return 4 + wire_put32(place + 4, (uint32_t)status);
+    put32(place, (uint32_t)length);
+    put32(place + 4, (uint32_t)status);
+    return 8;
 }
 
 /* Return the end of the run of records from the first on that tell the same in a context. *next: the one after. */

@@ -83,41 +83,41 @@ bool status_add(struct status *status, struct told *told, uint64_t length, uint6
 
 /* ---- all contexts together -------------------------------------------------------------------------------------- */
 
-/* Return how far all contexts tell that are wanted. */
-static uint64_t common_end(const struct status *status, uint64_t end) {
+/* Find the first run of each context that is wanted; returns how many. *end: how far all of them tell. */
+static uint32_t first_runs(const struct status *status, const iou_extent **at, uint64_t *end) {
+    uint32_t wanted = 0;
     for (uint32_t i = 0; i < status->count; i++) {
         const struct told *told = &status->told[i];
-        if (told->runs)
-            end = min_u64(end, told->count ? told->runs[told->count - 1].end : status->start);
+        if (!told->runs)
+            continue;
+        at[wanted++] = told->runs;
+        *end = min_u64(*end, told->count ? told->runs[told->count - 1].end : status->start);
     }
-    return end;
+    return wanted;
 }
 
 /* Return the flags at a place, and where they may change. at: for each context, the run that has the place or one
    before. */
-static uint64_t flags_at(const struct status *status, uint32_t *at, uint64_t place, uint64_t *stop) {
+static uint64_t flags_at(const iou_extent **at, uint32_t wanted, uint64_t place, uint64_t *stop) {
     uint64_t flags = 0;
-    for (uint32_t i = 0; i < status->count; i++) {
-        const iou_extent *runs = status->told[i].runs;
-        if (!runs)
-            continue;
-        while (runs[at[i]].end <= place)
+    for (uint32_t i = 0; i < wanted; i++) {
+        while (at[i]->end <= place)
             at[i]++;
-        flags |= runs[at[i]].flags;
-        *stop = min_u64(*stop, runs[at[i]].end);
+        flags |= at[i]->flags;
+        *stop = min_u64(*stop, at[i]->end);
     }
     return flags;
 }
 
 int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, iou_extent *extents, uint64_t max) {
-    uint32_t at[IOU_NBD_CONTEXTS] = {0};
+    const iou_extent *at[IOU_NBD_CONTEXTS];
     uint64_t count = 0, place = start, stop;
-    end = common_end(status, end);
+    uint32_t wanted = first_runs(status, at, &end);
     if (end <= start)
         return -EPROTO;
     for (; place < end; place = stop) {
         stop = end;
-        uint64_t flags = flags_at(status, at, place, &stop);
+        uint64_t flags = flags_at(at, wanted, place, &stop);
         if (count && extents[count - 1].flags == flags)
             extents[count - 1].end = stop;
         else if (count == max)
