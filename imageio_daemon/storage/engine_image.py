@@ -63,8 +63,12 @@ class EngineImage:
         dirty = context is Context.DIRTY
         if dirty:
             self.bitmaps()
-        end, flags = offset + length, lib.IOU_DIRTY if dirty else self.zero_flags
-        while offset < end and (found := await self.list_extents(op, offset, end - offset, EXTENTS_BATCH, flags)):
+        end, flags, asked = offset + length, lib.IOU_DIRTY if dirty else self.zero_flags, length
+        while offset < end and (
+            found := await self.list_extents(op, offset, min(asked, end - offset), EXTENTS_BATCH, flags)
+        ):
+            # What a server tells beyond a full batch is asked for again, so it is not asked for much more than fits.
+            asked = (found.end - offset) * (1 if len(found) == EXTENTS_BATCH else 2)
             offset = found.end
             yield found
 

@@ -35,7 +35,8 @@ static int64_t ask(struct round *round, uint64_t start, uint64_t end, iou_extent
     uint64_t length = round_bare(round, first, last - first);
     struct nbd_request request = {.command = CMD_BLOCK_STATUS, .offset = first, .length = length};
     request.flags = op->buffer_size == sizeof(iou_extent) ? FLAG_REQ_ONE : 0;
-    request.status = status_new(&round->contexts, round->tells, op->tells, first, (uint32_t)min_u64(max, UINT32_MAX));
+    request.status =
+        status_new(&round->contexts, round->tells, op->tells, first, extents, (uint32_t)min_u64(max, UINT32_MAX));
     if (!request.status)
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     int error = round_add(round, request);

@@ -91,6 +91,7 @@ struct told {
 struct status {
     uint64_t start;
     uint32_t most, count;
+    const struct told *in_place; /* its runs are the records; NULL: they are made of all runs */
     struct told told[];
 };
 
@@ -101,8 +102,10 @@ struct status {
 
 /* Make memory for an answer, of which the contexts are wanted that have a flag of `tells`. apart: a record has a flag
    for each bitmap; otherwise IOU_EXTENT_DIRTY is what any of them marks. At most `most` runs of each are kept, and at
-   most STATUS_MEMORY bytes. NULL: there is no memory. */
-struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start, uint32_t most);
+   most STATUS_MEMORY bytes. place: of the records that the answer becomes; if one context is wanted, its runs are put
+   there. NULL: there is no memory. */
+struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start,
+                          iou_extent *place, uint32_t most);
 
 /* Return which of that the contexts tell. */
 uint64_t contexts_tell(const struct contexts *contexts, uint64_t tells);
@@ -113,8 +116,8 @@ struct told *status_find(struct status *status, uint32_t id);
 /* Add an extent to what a context tells. False: it cannot be. */
 bool status_add(struct status *status, struct told *told, uint64_t length, uint64_t flags);
 
-/* Fill records with what all contexts tell of start..end, as far as all of them go, at most max; returns how many, or
-   -EPROTO: one has told nothing of it. Neighbours that tell the same are one. */
+/* Fill records, those of status_new(), with what all contexts tell of start..end, as far as all of them go, at most
+   max; returns how many, or -EPROTO: one has told nothing of it. Neighbours that tell the same are one. */
 int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, iou_extent *extents, uint64_t max);
 
 #endif

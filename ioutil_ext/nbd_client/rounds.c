@@ -11,7 +11,7 @@
 
 /* Most bytes of a request without data if lengths have 32 bits: a multiple of each block size. */
 #define MOST_COMPACT (((uint64_t)1 << 32) - 64 * KIB)
-/* The same of a request for block status: some servers use signed numbers. */
+/* The same of a request for block status: some servers use signed numbers, and nbdkit 1.32 ends itself at 2^32 - 1. */
 #define MOST_COMPACT_STATUS (((uint64_t)1 << 31) - 64 * KIB)
 
 int round_fail(struct round *round, uint64_t number, int error) {

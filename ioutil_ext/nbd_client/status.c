@@ -22,17 +22,19 @@ uint64_t contexts_tell(const struct contexts *contexts, uint64_t tells) {
     return found;
 }
 
-struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start, uint32_t most) {
+struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start,
+                          iou_extent *place, uint32_t most) {
     uint32_t wanted = 0, count = contexts->count;
     for (uint32_t i = 0; i < count; i++)
         wanted += (contexts->list[i].tells & tells) != 0;
-    if (wanted)
+    bool in_place = place && wanted == 1;
+    if (wanted && !in_place)
         most = (uint32_t)min_u64(most, STATUS_MEMORY / sizeof(iou_extent) / wanted);
     size_t heads = sizeof(struct status) + count * sizeof(struct told);
-    struct status *status = malloc(heads + (size_t)wanted * most * sizeof(iou_extent));
+    struct status *status = malloc(heads + (in_place ? 0 : (size_t)wanted * most * sizeof(iou_extent)));
     if (!status)
         return NULL;
-    iou_extent *runs = (iou_extent *)(void *)((char *)status + heads);
+    iou_extent *runs = in_place ? place : (iou_extent *)(void *)((char *)status + heads);
     *status = (struct status){.start = start, .most = most, .count = count};
     for (uint32_t i = 0; i < count; i++) {
         const iou_nbd_context *context = &contexts->list[i];
@@ -45,6 +47,8 @@ struct status *status_new(const struct contexts *contexts, uint64_t tells, bool 
             .runs = wants ? runs : NULL,
         };
         runs += wants ? most : 0;
+        if (wants && in_place)
+            status->in_place = &status->told[i];
     }
     return status;
 }
@@ -83,6 +87,20 @@ bool status_add(struct status *status, struct told *told, uint64_t length, uint6
 
 /* ---- all contexts together -------------------------------------------------------------------------------------- */
 
+/* Let go of what records tell before start, and from `end` on; they tell something in between. Returns how many are
+   left. */
+static uint64_t cut_records(iou_extent *records, uint64_t count, uint64_t start, uint64_t end) {
+    uint64_t first = 0;
+    while (records[first].end <= start)
+        first++;
+    for (uint64_t i = first; first && i < count; i++)
+        records[i - first] = records[i];
+    for (count -= first; count > 1 && records[count - 2].end >= end;)
+        count--;
+    records[count - 1].end = min_u64(records[count - 1].end, end);
+    return count;
+}
+
 /* Find the first run of each context that is wanted; returns how many. *end: how far all of them tell. */
 static uint32_t first_runs(const struct status *status, const iou_extent **at, uint64_t *end) {
     uint32_t wanted = 0;
@@ -115,6 +133,8 @@ int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, 
     uint32_t wanted = first_runs(status, at, &end);
     if (end <= start)
         return -EPROTO;
+    if (status->in_place)
+        return (int64_t)cut_records(extents, status->in_place->count, start, end);
     for (; place < end; place = stop) {
         stop = end;
         uint64_t flags = flags_at(at, wanted, place, &stop);

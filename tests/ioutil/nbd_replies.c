@@ -77,7 +77,7 @@ uint32_t client_begin(struct client *client, uint16_t command, uint16_t flags, u
         (struct nbd_request){.command = command, .flags = flags, .offset = offset, .length = length, .memory = memory};
     request->cookie = ++client->begun;
     if (command == CMD_BLOCK_STATUS)
-        request->status = status_new(&client->contexts, 7, false, offset, most);
+        request->status = status_new(&client->contexts, 7, false, offset, NULL, most);
     *size = (uint32_t)request_header(request, client->agreed.extended, header);
     return client->begun;
 }

@@ -20,6 +20,7 @@ struct server {
     struct nbd_request asked[ASKED]; /* by their cookies, less 1 */
     bool has_ended[ASKED];
     char *memory[ASKED];
+    iou_extent told[5];
     uint64_t tells; /* what is asked for */
     bool apart;     /* each bitmap by itself */
 };
@@ -52,7 +53,7 @@ static void ask(struct server *server, unsigned number, uint16_t command, uint16
     *request = (struct nbd_request){.command = command, .flags = flags, .offset = offset, .length = length};
     request->cookie = number + 1;
     if (command == CMD_BLOCK_STATUS)
-        request->status = status_new(&server->contexts, server->tells, server->apart, offset, 5);
+        request->status = status_new(&server->contexts, server->tells, server->apart, offset, server->told, 5);
     server->memory[number] = malloc(length + 2 * GUARD);
     CHECK(server->memory[number] && (request->status || command != CMD_BLOCK_STATUS));
     memset(server->memory[number], UNTOUCHED, length + 2 * GUARD);
@@ -61,7 +62,7 @@ static void ask(struct server *server, unsigned number, uint16_t command, uint16
 
 static void check_end(struct server *server, unsigned number) {
     struct nbd_request *request = &server->asked[number];
-    iou_extent extents[5];
+    iou_extent *extents = server->told;
     uint64_t length = request->length, place = request->offset;
     for (unsigned i = 0; i < GUARD; i++)
         CHECK(server->memory[number][i] == UNTOUCHED && server->memory[number][GUARD + length + i] == UNTOUCHED);
@@ -97,7 +98,8 @@ static void receive(struct server *server, const char *data, size_t length, unsi
     }
 }
 
-/* A byte for the form of replies, whether there are two bitmaps, and whether they are asked for apart; one for how the
+/* A byte for the form of replies, whether there are two bitmaps, whether they are asked for apart, and whether one
+   context is wanted; one for how the
    stream is cut; the stream. */
 static void run(const char *data, size_t size) {
     struct input input = {data, data + size};
@@ -110,7 +112,7 @@ static void run(const char *data, size_t size) {
         .list = {{1, IOU_EXTENT_ZERO}, {2, IOU_EXTENT_HOLE}, {3, IOU_EXTENT_DIRTY}, {4, 2 * IOU_EXTENT_DIRTY}},
     };
     server.apart = form & 8;
-    server.tells = form & 4 ? 15 : 3;
+    server.tells = form & 16 ? 2 : form & 4 ? 15 : 3;
     CHECK(replies_init(&server.replies, &server.requests, &server.agreed) == 0);
     ask(&server, 0, CMD_READ, 0, 4096, 512);
     ask(&server, 1, CMD_READ, 0, 0, 70016);
