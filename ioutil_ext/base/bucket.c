@@ -68,9 +68,7 @@ static void settle_bucket(iou_bucket *bucket) {
 /* The caller wakes those in *served without the lock. */
 static void wake_waiters(iou_bucket *bucket, struct link *served) {
     bucket->wakes++;
-    link_init(served);
-    while (!link_empty(&bucket->waiters))
-        waiter_serve(container_of(bucket->waiters.next, struct waiter, link), served);
+    waiters_serve(&bucket->waiters, served);
 }
 
 /* ---- one level -------------------------------------------------------------------------------------------------- */

@@ -30,6 +30,12 @@ void waiter_serve(struct waiter *waiter, struct link *served) {
     link_append(served, &waiter->link);
 }
 
+void waiters_serve(struct link *waiters, struct link *served) {
+    link_init(served);
+    while (!link_empty(waiters))
+        waiter_serve(container_of(waiters->next, struct waiter, link), served);
+}
+
 /* Who is woken may end its waiter, and the semaphore, before sem_post() returns. glibc's sem_post() does not use the
    semaphore after the wake-up. */
 void waiter_wake(struct waiter *waiter) {

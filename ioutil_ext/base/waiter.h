@@ -29,8 +29,10 @@ void waiter_init(struct waiter *waiter);
 /* Do so, and add it to the list. The lock is held. */
 void waiter_join(struct waiter *waiter, struct link *waiters);
 
-/* Move a waiter that has its resource to the list of those that have to be woken. The lock is held. */
+/* Move a waiter that has its resource to the list of those that have to be woken; or all of a list to one that is not
+   initialized yet. The lock is held. */
 void waiter_serve(struct waiter *waiter, struct link *served);
+void waiters_serve(struct link *waiters, struct link *served);
 
 /* Wake all waiters of the list, or one that is in none. The lock is not held. Waiters are not used after that. */
 void waiters_wake(struct link *served);

@@ -149,9 +149,7 @@ void lane_await(struct iou_lane *lane, uint64_t until) {
 
 void lane_changed(struct iou_lane *lane) {
     struct link served;
-    link_init(&served);
-    while (!link_empty(&lane->tasks.changed))
-        waiter_serve(container_of(lane->tasks.changed.next, struct waiter, link), &served);
+    waiters_serve(&lane->tasks.changed, &served);
     waiters_wake(&served);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/numbers.h"
 #include "qcow2/cache.h"
+#include "qcow2/grace.h"
 #include "qcow2/layer.h"
 
 /* Memory for slices of one image: the L2 tables of 256 GiB with clusters of 64 KiB, as much as qemu has. */
@@ -116,16 +117,7 @@ const struct slice *cache_peek(struct qcow2 *q, uint64_t key) {
     return slice && !slice->loading ? slice : NULL;
 }
 
-static void await_load(struct qcow2 *q, struct slice *slice) {
-    struct waiter waiter;
-    waiter_join(&waiter, &slice->waiters);
-    pthread_mutex_unlock(&q->lock);
-    waiter_sleep(&waiter, FOR_EVER);
-    pthread_mutex_lock(&q->lock);
-}
-
 static int load(struct qcow2 *q, struct op *op, struct slice *slice, uint64_t host) {
-    struct link served;
     pthread_mutex_unlock(&q->lock);
     int error = layer_read(op, q->file, slice->data, host, UINT64_C(1) << q->slice_bits);
     pthread_mutex_lock(&q->lock);
@@ -137,16 +129,9 @@ static int load(struct qcow2 *q, struct op *op, struct slice *slice, uint64_t ho
         link_append(&q->cache.spare, &slice->order);
         q->cache.count--;
     }
-    link_init(&served);
-    while (!link_empty(&slice->waiters))
-        waiter_serve(container_of(slice->waiters.next, struct waiter, link), &served);
-    if (!link_empty(&served)) {
-        slice->pins += !error; /* it stays while the lock is not held */
-        pthread_mutex_unlock(&q->lock);
-        waiters_wake(&served);
-        pthread_mutex_lock(&q->lock);
-        slice->pins -= !error;
-    }
+    slice->pins += !error; /* it stays while the lock is not held */
+    qcow2_wake(q, &slice->waiters);
+    slice->pins -= !error;
     return error;
 }
 
@@ -154,7 +139,7 @@ int cache_get(struct qcow2 *q, struct op *op, uint64_t key, uint64_t host, struc
     struct cache *cache = &q->cache;
     struct slice *slice;
     while ((slice = find_slice(cache, key)) && slice->loading)
-        await_load(q, slice);
+        qcow2_await(q, &slice->waiters);
     if (slice) {
         link_remove(&slice->order);
         link_append(&cache->order, &slice->order);

@@ -200,26 +200,6 @@ static void fail_flush(struct qcow2 *q, const struct op *op, int error) {
     q->flushing.call = (iou_syscall)op->result.syscall;
 }
 
-static void wake_flushes(struct qcow2 *q) {
-    struct link served;
-    q->flushing.running = false;
-    q->flushing.ended = q->flushing.begun;
-    link_init(&served);
-    while (!link_empty(&q->flushing.waiters))
-        waiter_serve(container_of(q->flushing.waiters.next, struct waiter, link), &served);
-    pthread_mutex_unlock(&q->lock);
-    waiters_wake(&served);
-    pthread_mutex_lock(&q->lock);
-}
-
-static void await_flush(struct qcow2 *q) {
-    struct waiter waiter;
-    waiter_join(&waiter, &q->flushing.waiters);
-    pthread_mutex_unlock(&q->lock);
-    waiter_sleep(&waiter, UINT64_MAX);
-    pthread_mutex_lock(&q->lock);
-}
-
 static int flush_once(struct qcow2 *q, struct op *op) {
     struct generation g = {0};
     q->flushing.running = true;
@@ -239,7 +219,9 @@ static int flush_once(struct qcow2 *q, struct op *op) {
         fail_flush(q, op, error);
     else
         finish_flush(q);
-    wake_flushes(q);
+    q->flushing.running = false;
+    q->flushing.ended = q->flushing.begun;
+    qcow2_wake(q, &q->flushing.waiters);
     if (!error) {
         drop_counts(q, op, &g.frees);
         reclaim(q, op);
@@ -253,7 +235,7 @@ int flush_run(struct qcow2 *q, struct op *op) {
     pthread_mutex_lock(&q->lock);
     for (uint64_t mine = q->flushing.begun + 1; q->flushing.ended < mine;) {
         if (q->flushing.running)
-            await_flush(q);
+            qcow2_await(q, &q->flushing.waiters);
         else
             error = flush_once(q, op);
     }

@@ -5,18 +5,34 @@
 #include "base/numbers.h"
 #include "qcow2/grace.h"
 
+/* ---- waiting ---------------------------------------------------------------------------------------------------- */
+
+void qcow2_await(struct qcow2 *q, struct link *waiters) {
+    struct waiter waiter;
+    waiter_join(&waiter, waiters);
+    pthread_mutex_unlock(&q->lock);
+    waiter_sleep(&waiter, FOR_EVER);
+    pthread_mutex_lock(&q->lock);
+}
+
+void qcow2_wake(struct qcow2 *q, struct link *waiters) {
+    struct link served;
+    if (link_empty(waiters))
+        return;
+    waiters_serve(waiters, &served);
+    pthread_mutex_unlock(&q->lock);
+    waiters_wake(&served);
+    pthread_mutex_lock(&q->lock);
+}
+
 /* ---- alone ------------------------------------------------------------------------------------------------------ */
 
 bool busy_wait(struct qcow2 *q, uint64_t first, uint64_t end) {
     for (struct link *node = q->busy.next; node != &q->busy; node = node->next) {
         struct busy *busy = container_of(node, struct busy, link);
-        struct waiter waiter;
         if (busy->end <= first || end <= busy->first)
             continue;
-        waiter_join(&waiter, &busy->waiters);
-        pthread_mutex_unlock(&q->lock);
-        waiter_sleep(&waiter, FOR_EVER);
-        pthread_mutex_lock(&q->lock);
+        qcow2_await(q, &busy->waiters);
         return true;
     }
     return false;
@@ -33,16 +49,8 @@ bool busy_enter(struct qcow2 *q, struct busy *busy, uint64_t first, uint64_t end
 }
 
 void busy_leave(struct qcow2 *q, struct busy *busy) {
-    struct link served;
     link_remove(&busy->link);
-    link_init(&served);
-    while (!link_empty(&busy->waiters))
-        waiter_serve(container_of(busy->waiters.next, struct waiter, link), &served);
-    if (link_empty(&served))
-        return;
-    pthread_mutex_unlock(&q->lock);
-    waiters_wake(&served);
-    pthread_mutex_lock(&q->lock);
+    qcow2_wake(q, &busy->waiters);
 }
 
 /* ---- frees ------------------------------------------------------------------------------------------------------ */

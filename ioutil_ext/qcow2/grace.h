@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who uses what (grace.c): ranges of guest clusters that one operation changes alone, and clusters of the file that an
+ * Waiting for others, and who uses what (grace.c): ranges of guest clusters that one operation changes alone, and clusters of the file that an
  * operation may still read or write although they were unlinked. The image's lock is held.
  */
 
@@ -9,6 +9,10 @@
 #define IOUTIL_QCOW2_GRACE_H
 
 #include "qcow2/qcow2.h"
+
+/* Sleep until all of a list are woken; the lock is let go of meanwhile. Wake them; lets go of it if there is one. */
+void qcow2_await(struct qcow2 *q, struct link *waiters);
+void qcow2_wake(struct qcow2 *q, struct link *waiters);
 
 /* The number of an L1 entry, as a range of one for busy_enter(): above all of clusters. */
 #define BUSY_TABLES (UINT64_C(1) << 62)

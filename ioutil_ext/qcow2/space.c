@@ -25,14 +25,6 @@
 
 /* ---- growth ----------------------------------------------------------------------------------------------------- */
 
-static void await_growth(struct qcow2 *q) {
-    struct waiter waiter;
-    waiter_join(&waiter, &q->space.waiters);
-    pthread_mutex_unlock(&q->lock);
-    waiter_sleep(&waiter, FOR_EVER);
-    pthread_mutex_lock(&q->lock);
-}
-
 /* What lies behind the last cluster of the file that is in use, nobody knows: it goes. */
 static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clusters, bool known) {
     uint64_t start = tail << q->cluster_bits, size = layer_size(q->file), least = (tail + clusters) << q->cluster_bits;
@@ -52,9 +44,8 @@ static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clu
 
 static int grow_clusters(struct qcow2 *q, struct op *op, uint64_t clusters) {
     struct space *space = &q->space;
-    struct link served;
     if (space->growing) {
-        await_growth(q);
+        qcow2_await(q, &space->waiters);
         return 0;
     }
     if (q->file->image->type != IOU_FILE)
@@ -73,14 +64,7 @@ static int grow_clusters(struct qcow2 *q, struct op *op, uint64_t clusters) {
         space->end = end;
         space->tail_zeros = true;
     }
-    link_init(&served);
-    while (!link_empty(&space->waiters))
-        waiter_serve(container_of(space->waiters.next, struct waiter, link), &served);
-    if (!link_empty(&served)) {
-        pthread_mutex_unlock(&q->lock);
-        waiters_wake(&served);
-        pthread_mutex_lock(&q->lock);
-    }
+    qcow2_wake(q, &space->waiters);
     return error;
 }
 

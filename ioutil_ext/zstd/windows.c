@@ -129,13 +129,11 @@ void window_put(struct window *window) {
     if (!window->memory)
         return;
     struct link served;
-    link_init(&served);
     pthread_mutex_lock(&lock);
     link_remove(&window->link);
     used -= window->memory;
     window->memory = 0;
-    while (!link_empty(&waiters))
-        waiter_serve(container_of(waiters.next, struct waiter, link), &served);
+    waiters_serve(&waiters, &served);
     pthread_mutex_unlock(&lock);
     waiters_wake(&served);
 }
