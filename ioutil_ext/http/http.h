@@ -15,7 +15,6 @@
 
 #include "http/plain.h"
 #include "lane/body.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "lane/waits.h"

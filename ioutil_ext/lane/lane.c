@@ -11,7 +11,6 @@
 #include "base/numbers.h"
 #include "engine/own_thread.h"
 #include "engine/workers.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
 #include "lane/thread.h"

@@ -13,7 +13,6 @@
 #include "engine/own_thread.h"
 #include "engine/running.h"
 #include "engine/workers.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "quota/slabs.h"

@@ -86,11 +86,11 @@ static bool await_input(struct iou_lane *lane, int ms) {
     return events || now_ns() < until;
 }
 
-bool socket_watch(struct iou_lane *lane, bool received) {
-    if (!lane->state.broken)
-        return fiber_await(lane->socket.fd, lane->socket.tls && received ? POLLRDHUP : 0, FOR_EVER) != 0;
-    lane_await(lane, FOR_EVER);
-    return false;
+void lane_watch(struct iou_lane *lane, bool received) {
+    if (lane->state.broken)
+        lane_await(lane, FOR_EVER);
+    else if (fiber_await(lane->socket.fd, lane->socket.tls && received ? POLLRDHUP : 0, FOR_EVER))
+        lane_break(lane, ECONNRESET);
 }
 
 /*

@@ -59,9 +59,10 @@ void socket_put_back(struct iou_lane *lane, const char *memory, size_t size);
 bool socket_gather(struct iou_lane *lane, uint32_t least, int *error);
 
 /*
- * Wait until the leader is disturbed, or the peer is gone (true). A TLS client that has closed its sending side cannot
- * receive either. received: the whole request is here, so such a close is not within the request.
+ * Wait until the leader is disturbed, or break the connection because the peer is gone. A TLS client that has closed
+ * its sending side cannot receive either. received: the whole request is here, so such a close is not within the
+ * request.
  */
-bool socket_watch(struct iou_lane *lane, bool received);
+void lane_watch(struct iou_lane *lane, bool received);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The use of a lane's socket by all tasks: check it, and send. A send waits at most for the lane's timeout without
+ * The use of a lane's socket by all tasks: sending. A send waits at most for the lane's timeout without
  * progress of the peer. receive.c has the functions for the leader only.
  *
  * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns,
@@ -23,11 +23,6 @@
 
 /* A task that waits for the peer to read checks the lane's state at this interval. */
 #define SEND_LOOK_MS 100
-
-bool socket_is_gone(const struct iou_lane *lane) {
-    struct pollfd polled = {.fd = lane->socket.fd};
-    return poll(&polled, 1, 0) > 0;
-}
 
 /* ---- sending ---------------------------------------------------------------------------------------------------- */
 
@@ -54,6 +49,17 @@ int socket_await_room(struct iou_lane *lane) {
     int error = await_room(lane);
     work_go_on(IOU_WAIT_PEER, since);
     return error;
+}
+
+/* After a failure the connection is useless. */
+static void break_after(struct iou_lane *lane, int error) {
+    if (error)
+        lane_break(lane, error);
+}
+
+void lane_await_reader(struct iou_lane *lane) {
+    if (!lane->state.broken)
+        break_after(lane, socket_await_room(lane));
 }
 
 /* Move the parts past the bytes that were sent. Returns how many parts are left. */
@@ -190,7 +196,7 @@ static int send_outbox(struct iou_lane *lane, bool until_pause) {
     return error;
 }
 
-/* Send the outbox as a fiber of its own, which has the turn. The next socket_flush() returns its error. */
+/* Send the outbox as a fiber of its own, which has the turn. The next lane_flush() looks at its error. */
 static void flush(struct fiber *fiber) {
     struct iou_lane *lane = container_of(fiber, struct iou_lane, socket.flusher);
     lane->socket.flush_error = send_outbox(lane, false);
@@ -207,7 +213,7 @@ static int begin_flush(struct iou_lane *lane) {
     return 0;
 }
 
-int socket_flush(struct iou_lane *lane) {
+static int flush_outbox(struct iou_lane *lane) {
     struct lane_outbox *outbox = &lane->socket.outbox;
     if (lane->socket.flush_error)
         return lane->socket.flush_error;
@@ -225,6 +231,12 @@ int socket_flush(struct iou_lane *lane) {
         return begin_flush(lane);
     outbox->start = outbox->end = 0;
     return 0;
+}
+
+void lane_flush(struct iou_lane *lane) {
+    int error = flush_outbox(lane);
+    if (!lane->state.broken)
+        break_after(lane, error);
 }
 
 static uint64_t sum(const struct iovec *parts, unsigned count) {
@@ -253,29 +265,30 @@ static bool put_in_outbox(struct iou_lane *lane, const struct iovec *parts, unsi
     return true;
 }
 
-/* Send parts in a turn. The first ones of it go behind the outbox. */
-static int send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause, uint64_t *sent) {
-    *sent = 0;
+/* Send parts in a turn. The first ones of it go behind the outbox. Returns how many bytes were sent. */
+static uint64_t send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause) {
+    uint64_t sent = 0;
     socket_take_turn(lane);
     int error = lane->socket.begun ? 0 : send_outbox(lane, until_pause);
     if (!error && (lane->socket.begun || lane->socket.outbox.start == lane->socket.outbox.end)) {
         lane->socket.begun = true;
-        error = send_parts(lane, parts, count, until_pause, sent);
+        error = send_parts(lane, parts, count, until_pause, &sent);
     }
     socket_give_turn(lane);
-    return error;
+    break_after(lane, error);
+    return sent;
 }
 
-int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
-    uint64_t sent;
-    return put_in_outbox(lane, parts, count) ? 0 : send_in_turn(lane, parts, count, false, &sent);
-}
-
-int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent) {
-    *sent = sum(parts, count);
+void lane_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
     if (!put_in_outbox(lane, parts, count))
-        return send_in_turn(lane, parts, count, true, sent);
+        send_in_turn(lane, parts, count, false);
+}
+
+uint64_t lane_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    uint64_t bytes = sum(parts, count);
+    if (!put_in_outbox(lane, parts, count))
+        return send_in_turn(lane, parts, count, true);
     for (unsigned i = 0; i < count; i++)
         parts[i].iov_len = 0;
-    return 0;
+    return bytes;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sending on the socket of a lane, for all tasks (socket.c). These functions do not break the connection; connection.h
-   does. */
+/* Sending on the socket of a lane, for all tasks (socket.c). A failure breaks the connection. */
 
 #ifndef IOUTIL_LANE_SOCKET_H
 #define IOUTIL_LANE_SOCKET_H
@@ -49,21 +48,20 @@ struct lane_socket {
     struct fiber flusher;       /* sends the outbox when the socket is full */
     int flush_error;            /* errno of it */
     bool emptied;               /* for the leader: the last receive has emptied the socket; receive.c */
-    uint64_t checked_ns;        /* for the leader: the last check that the peer is alive; connection.c */
+    uint64_t checked_ns;        /* for the leader: the last check that the peer is alive; state.c */
 };
 
-/* Send all parts, in one piece. Returns 0 or an errno; after that the connection is useless. A short message may still
-   be in the outbox: socket_flush(). */
-int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
+/* Send all parts, in one piece. A short message may still be in the outbox: lane_flush(). */
+void lane_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
 /* Whether a message of so many bytes would go to the outbox, so that sending does not wait. */
 bool socket_has_room(const struct iou_lane *lane, uint64_t bytes);
 
-/* Send until the peer pauses. *sent: how many bytes were sent. The parts are moved to the rest. */
-int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent);
+/* Send until the peer pauses. Returns how many bytes were sent. The parts are moved to the rest. */
+uint64_t lane_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
 /* Send what is in the outbox, as far as the socket has room; the rest is sent when it has. For the loop. */
-int socket_flush(struct iou_lane *lane);
+void lane_flush(struct iou_lane *lane);
 
 /* Take the turn to send, which keeps other tasks from sending until it is given back. The first function returns
    false if another task has the turn and the peer pauses. */
@@ -71,11 +69,11 @@ bool socket_take_turn_until_pause(struct iou_lane *lane);
 void socket_take_turn(struct iou_lane *lane);
 void socket_give_turn(struct iou_lane *lane);
 
-/* Wait until the socket has room; returns 0 or an errno. Bytes that leave the kernel's buffer are progress, too: a slow
-   reader makes room only seldom. */
+/* Wait until the socket has room; returns 0 or an errno, after which the caller breaks the connection. Bytes that leave
+   the kernel's buffer are progress, too: a slow reader makes room only seldom. */
 int socket_await_room(struct iou_lane *lane);
 
-/* Whether the peer is gone: a reset, or its end of a unix socket is closed. */
-bool socket_is_gone(const struct iou_lane *lane);
+/* Do the same, unless the connection is broken, and break it after an error. */
+void lane_await_reader(struct iou_lane *lane);
 
 #endif

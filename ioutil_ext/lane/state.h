@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The state of a lane, for its tasks and its owner, and the lease of its ticket (state.c). */
+/* The state of a lane, for its tasks and its owner; the lease of its ticket; the end of its connection (state.c). */
 
 #ifndef IOUTIL_LANE_STATE_H
 #define IOUTIL_LANE_STATE_H
@@ -36,5 +36,17 @@ bool lane_gives_place(struct iou_lane *lane);
 
 /* Whether a request that has begun has to end: of a kind that does not finish requests, also when none may begin. */
 bool lane_cuts(const struct iou_lane *lane);
+
+/* Break the connection: its requests end at their next step, and nothing more is sent. Keeps the first error. */
+void lane_break(struct iou_lane *lane, int error);
+
+/* Wake all tasks that wait, so that they check the lane's state. */
+void lane_wake(struct iou_lane *lane);
+
+/* Break the connection if its peer is gone. */
+void lane_look(struct iou_lane *lane);
+
+/* Do the same, unless it was done within CHECK_NS. For the leader. */
+void lane_check(struct iou_lane *lane);
 
 #endif

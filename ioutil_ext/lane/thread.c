@@ -8,7 +8,6 @@
 
 #include "base/thread.h"
 #include "engine/workers.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/thread.h"
 

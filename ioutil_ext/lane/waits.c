@@ -10,7 +10,6 @@
 #include "base/bucket.h"
 #include "base/clock.h"
 #include "base/numbers.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/waits.h"
 #include "zstd/windows.h"

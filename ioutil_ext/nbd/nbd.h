@@ -9,7 +9,6 @@
 #define IOUTIL_NBD_NBD_H
 
 #include "lane/body.h"
-#include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "lane/waits.h"

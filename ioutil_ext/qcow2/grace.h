@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Waiting for others, and who uses what (grace.c): ranges of guest clusters that one operation changes alone, and clusters of the file that an
- * operation may still read or write although they were unlinked. The image's lock is held.
+ * Waiting, and who uses what (grace.c): ranges of guest clusters that one operation changes alone, and clusters of the
+ * file that an operation may still read or write although they were unlinked. The image's lock is held.
  */
 
 #ifndef IOUTIL_QCOW2_GRACE_H
