@@ -2,11 +2,17 @@
 
 #define _GNU_SOURCE
 #include "base/clock.h"
+#include "base/numbers.h"
 
 uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int ms_until(uint64_t deadline) {
+    uint64_t now = now_ns();
+    return now < deadline ? (int)min_u64((deadline - now) / 1000000 + 1, INT32_MAX) : 0;
 }
 
 void monotonic_cond_init(pthread_cond_t *cond) {

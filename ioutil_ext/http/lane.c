@@ -79,12 +79,6 @@ static bool give_connection_back(struct http *http, iou_http_reason reason) {
     return false;
 }
 
-/* Return the ms until the deadline; -ETIMEDOUT: it has passed. */
-static int ms_until(uint64_t deadline) {
-    uint64_t now = now_ns();
-    return now < deadline ? (int)((deadline - now) / 1000000) + 1 : -ETIMEDOUT;
-}
-
 /* Receive bytes of the next request, as socket_stage(). 0: also if the lane gives its place away. */
 static ssize_t await_request(struct iou_lane *lane, int ms) {
     lane->state.rests = true; /* first: iou_lanes_recall() reads it after it has changed the count of wanted places */
@@ -115,7 +109,7 @@ static bool read_request(struct iou_lane *lane) {
         if (found == HTTP_OTHER)
             return give_connection_back(http_of(lane), IOU_HTTP_OTHER);
         int ms = ms_until(deadline);
-        ssize_t count = ms > 0 ? await_request(lane, ms) : ms;
+        ssize_t count = ms ? await_request(lane, ms) : 0;
         if (count == 0 || count == -ETIMEDOUT || count == -ECANCELED)
             return give_connection_back(http_of(lane), IOU_HTTP_IDLE);
         if (count < 0) {
@@ -251,7 +245,7 @@ int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest) {
     *end = http_of(lane)->end;
     if (lane->state.broken)
         end->reason = IOU_HTTP_BROKEN;
-    uint32_t left = lane->staging.end - lane->staging.start;
-    memcpy(rest, lane->staging.bytes + lane->staging.start, left);
+    uint32_t left = staged(&lane->staging);
+    memcpy(rest, staged_bytes(&lane->staging), left);
     return (int)left;
 }

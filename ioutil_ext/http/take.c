@@ -81,7 +81,7 @@ static enum http_found take_patch(struct iou_lane *lane, struct http_text data, 
 
 enum http_found http_take(struct iou_lane *lane) {
     const struct http *http = http_of(lane);
-    struct http_text data = {lane->staging.bytes + lane->staging.start, lane->staging.bytes + lane->staging.end};
+    struct http_text data = {staged_bytes(&lane->staging), lane->staging.bytes + lane->staging.end};
     struct http_text target = {http->target, http->target + http->target_length};
     struct http_plain plain;
     enum http_found found = http_find_plain(data, target, &plain);

@@ -43,13 +43,13 @@ static uint64_t gather_part(struct iou_lane *lane, struct body *body, int *error
     uint64_t since = now_ns();
     if (!(body->is_chunked ? body_gather_chunks(lane, body, error)
                            : socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error))) {
-        body->left -= lane->staging.end - lane->staging.start; /* fewer than requested, so all are of this body */
+        body->left -= staged(&lane->staging); /* fewer than requested, so all are of this body */
         lane->staging.start = lane->staging.end;
         return 0;
     }
     body->slow = now_ns() - since >= LANE_MOMENT_NS;
-    uint64_t staged = min_u64(body->left, lane->staging.end - lane->staging.start);
-    return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
+    uint64_t length = min_u64(body->left, staged(&lane->staging));
+    return length == body->left ? length : round_down(body->next + length, PAGE_UNIT) - body->next;
 }
 
 int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, enum memory_patience patience) {
@@ -64,12 +64,12 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
     if (body->slow) {
-        uint64_t staged = gather_part(lane, body, &error);
+        uint64_t gathered = gather_part(lane, body, &error);
         if (body->left == 0 && !error)
             return 0;
-        if (staged == 0)
+        if (gathered == 0)
             return error ? error : -ENODATA;
-        length = min_u64(length, staged);
+        length = min_u64(length, gathered);
     }
     return body_get_memory(lane, body, length, MEMORY_WAIT);
 }

@@ -24,14 +24,10 @@ void body_begin_chunked(struct body *body) {
     *body_unread(body) = INT64_MAX - body->next;
 }
 
-static uint32_t chunked_staged(const struct iou_lane *lane) {
-    return lane->staging.end - lane->staging.start;
-}
-
 /* Remove the framing behind so many staged bytes of data. Bytes behind the end of the body stay. */
 static int unframe(struct iou_lane *lane, struct body *body, uint32_t data) {
-    char *raw = lane->staging.bytes + lane->staging.start + data;
-    uint64_t taken, length = chunked_staged(lane) - data;
+    char *raw = staged_bytes(&lane->staging) + data;
+    uint64_t taken, length = staged(&lane->staging) - data;
     int64_t made = iou_chunks_unframe(&body->chunks, raw, length, &taken);
     if (made < 0) {
         body->refusal = (uint32_t)-made;
@@ -52,14 +48,14 @@ int body_unframe(struct iou_lane *lane, struct body *body) {
 }
 
 ssize_t body_stage(struct iou_lane *lane, struct body *body, int ms) {
-    uint32_t data = chunked_staged(lane);
+    uint32_t data = staged(&lane->staging);
     ssize_t count = socket_stage(lane, LANE_STAGING, ms);
     int error = count > 0 && body->is_chunked ? unframe(lane, body, data) : 0;
     return error ? error : count;
 }
 
 void body_drop_staged(struct iou_lane *lane, struct body *body) {
-    lane->staging.start += (uint32_t)min_u64(*body_unread(body), chunked_staged(lane));
+    lane->staging.start += (uint32_t)min_u64(*body_unread(body), staged(&lane->staging));
 }
 
 /* Receive further bytes for at most so many ms. -EAGAIN: none came. */
@@ -71,11 +67,11 @@ static int stage_chunked(struct iou_lane *lane, struct body *body, int ms) {
 }
 
 bool body_gather_chunks(struct iou_lane *lane, struct body *body, int *error) {
-    uint64_t since = now_ns(), before = chunked_staged(lane);
+    uint64_t since = now_ns(), before = staged(&lane->staging);
     *error = 0;
-    while (!*error && !body->chunks.ended && chunked_staged(lane) < LANE_STAGING) {
+    while (!*error && !body->chunks.ended && staged(&lane->staging) < LANE_STAGING) {
         *error = stage_chunked(lane, body, lane->timeout_ms);
-        if (!*error && !body->chunks.ended && socket_is_too_slow(lane, since, chunked_staged(lane) - before))
+        if (!*error && !body->chunks.ended && socket_is_too_slow(lane, since, staged(&lane->staging) - before))
             *error = -ETIMEDOUT;
     }
     return !*error;
@@ -83,10 +79,10 @@ bool body_gather_chunks(struct iou_lane *lane, struct body *body, int *error) {
 
 /* Move staged bytes into the part. */
 static void take_chunked(struct iou_lane *lane, struct body *body) {
-    uint64_t count = min_u64(body->length - body->got, chunked_staged(lane));
+    uint64_t count = min_u64(body->length - body->got, staged(&lane->staging));
     if (body->chunks.ended)
         count = min_u64(count, body->left - body->got);
-    memcpy(body_place(body, body->got), lane->staging.bytes + lane->staging.start, count);
+    memcpy(body_place(body, body->got), staged_bytes(&lane->staging), count);
     lane->staging.start += (uint32_t)count;
     body->got += count;
 }
@@ -109,9 +105,8 @@ int body_receive_chunks(struct iou_lane *lane, struct body *body) {
             body->length = min_u64(body->length, body->left);
         if (body->got == body->length)
             return 0;
-        uint64_t now = now_ns();
-        int ms = now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0;
-        int error = body->chunks.left >= LONG_CHUNK ? receive_data(lane, body) : stage_chunked(lane, body, ms);
+        int error =
+            body->chunks.left >= LONG_CHUNK ? receive_data(lane, body) : stage_chunked(lane, body, ms_until(deadline));
         if (error)
             return error;
     }

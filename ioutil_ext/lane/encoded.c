@@ -44,16 +44,12 @@ static int refuse_body(struct body *body, iou_zstd_refusal refusal) {
 
 /* Return how many bytes of the body are staged. */
 static uint64_t encoded_staged(const struct iou_lane *lane, const struct body *body) {
-    return min_u64(body->encoded, lane->staging.end - lane->staging.start);
+    return min_u64(body->encoded, staged(&lane->staging));
 }
 
 static void take_encoded(struct iou_lane *lane, struct body *body, uint64_t count) {
     lane->staging.start += (uint32_t)count;
     body->encoded -= count;
-}
-
-static const char *data_of(const struct iou_lane *lane) {
-    return lane->staging.bytes + lane->staging.start;
 }
 
 /* Receive further bytes for at most so many ms. -EAGAIN: none came; -ENOBUFS: another one needs the decoder's memory.
@@ -121,7 +117,8 @@ static int begin_frame(struct iou_lane *lane, struct body *body, uint64_t *since
         if (!body->encoded)
             return refuse_body(body, IOU_ZSTD_CUT);
         error = gather_frame(lane, body, 1, *since);
-        int64_t count = error ? 0 : iou_zstd_head(body->decoder, data_of(lane), encoded_staged(lane, body), &memory);
+        const char *data = staged_bytes(&lane->staging);
+        int64_t count = error ? 0 : iou_zstd_head(body->decoder, data, encoded_staged(lane, body), &memory);
         if (count < 0)
             return refuse_body(body, (iou_zstd_refusal)-count);
         take_encoded(lane, body, (uint64_t)count);
@@ -134,15 +131,21 @@ static bool awaits_last_chunk(const struct iou_lane *lane, const struct body *bo
     return body->is_chunked && !body->chunks.ended && !encoded_staged(lane, body);
 }
 
-/* Decode what is staged. *goes_on: the memory was filled, so there may be more of it without further bytes. */
+/* Decode what is staged into room bytes. */
+static int decode(struct iou_lane *lane, struct body *body, char *place, uint64_t room, iou_zstd_step *step) {
+    const char *data = staged_bytes(&lane->staging);
+    int error = iou_zstd_decode(body->decoder, data, encoded_staged(lane, body), place, room, step);
+    take_encoded(lane, body, step->taken);
+    body->refusal = step->refusal;
+    return error;
+}
+
+/* Decode into the part. *goes_on: the memory was filled, so there may be more of it without further bytes. */
 static int decode_staged(struct iou_lane *lane, struct body *body, bool *goes_on, bool *ended) {
     uint64_t room = body->length - body->got;
-    char *place = body_place(body, body->got);
     iou_zstd_step step;
-    int error = iou_zstd_decode(body->decoder, data_of(lane), encoded_staged(lane, body), place, room, &step);
-    take_encoded(lane, body, step.taken);
+    int error = decode(lane, body, body_place(body, body->got), room, &step);
     body->got += step.made;
-    body->refusal = step.refusal;
     *goes_on = room && step.made == room;
     *ended = step.ended && !awaits_last_chunk(lane, body);
     return error;
@@ -162,8 +165,7 @@ static int fill_part(struct iou_lane *lane, struct body *body) {
             continue;
         if (!body->encoded)
             return refuse_body(body, IOU_ZSTD_CUT);
-        uint64_t now = now_ns();
-        if ((error = stage_encoded(lane, body, now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0)))
+        if ((error = stage_encoded(lane, body, ms_until(deadline))))
             return error;
     }
 }
@@ -188,9 +190,7 @@ static int receive_frame_end(struct iou_lane *lane, struct body *body, uint64_t 
             return refuse_body(body, IOU_ZSTD_CUT);
         if ((error = gather_frame(lane, body, 1, *since)))
             return error;
-        error = iou_zstd_decode(body->decoder, data_of(lane), encoded_staged(lane, body), NULL, 0, &step);
-        take_encoded(lane, body, step.taken);
-        body->refusal = step.refusal;
+        error = decode(lane, body, NULL, 0, &step);
     }
     if (!error && body->encoded)
         error = refuse_body(body, IOU_ZSTD_TRAILING);

@@ -126,8 +126,8 @@ static ssize_t receive_within(struct iou_lane *lane, char *memory, size_t size, 
 /* ---- headers and payloads --------------------------------------------------------------------------------------- */
 
 static void compact(struct iou_lane *lane) {
-    uint32_t left = lane->staging.end - lane->staging.start;
-    memmove(lane->staging.bytes, lane->staging.bytes + lane->staging.start, left);
+    uint32_t left = staged(&lane->staging);
+    memmove(lane->staging.bytes, staged_bytes(&lane->staging), left);
     lane->staging.start = 0;
     lane->staging.end = left;
 }
@@ -143,9 +143,9 @@ ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms) {
 
 /* Take staged bytes, which were received together with a header. */
 static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length) {
-    uint64_t count = min_u64(length, lane->staging.end - lane->staging.start);
+    uint64_t count = min_u64(length, staged(&lane->staging));
     if (memory)
-        memcpy(memory, lane->staging.bytes + lane->staging.start, count);
+        memcpy(memory, staged_bytes(&lane->staging), count);
     lane->staging.start += (uint32_t)count;
     return count;
 }
@@ -153,14 +153,6 @@ static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length
 bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_BODY_RATE;
-}
-
-/* Return for how many ms more to wait for bytes, after a wait since then. */
-static int ms_left(const struct iou_lane *lane, enum socket_patience patience, uint64_t since) {
-    uint64_t moment = LANE_MOMENT_NS, waited = now_ns() - since;
-    if (patience == SOCKET_LONG)
-        return lane->timeout_ms;
-    return waited >= moment ? 0 : (int)((moment - waited) / 1000000) + 1;
 }
 
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
@@ -174,7 +166,8 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
         /* Discarded bytes go to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging.bytes;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
-        ssize_t count = receive_within(lane, target, room, ms_left(lane, patience, since));
+        int ms = patience == SOCKET_LONG ? lane->timeout_ms : ms_until(since + LANE_MOMENT_NS);
+        ssize_t count = receive_within(lane, target, room, ms);
         if (count > 0)
             got += (size_t)count;
         if (count > 0 && got < length && socket_is_too_slow(lane, since, got - staged))
@@ -197,11 +190,11 @@ void socket_put_back(struct iou_lane *lane, const char *memory, size_t size) {
 static bool gather_staged(struct iou_lane *lane, uint32_t least, uint64_t since, int *error) {
     uint64_t got = 0;
     *error = 0;
-    while (lane->staging.end - lane->staging.start < least) {
+    while (staged(&lane->staging) < least) {
         ssize_t count = socket_stage(lane, LANE_STAGING, lane->timeout_ms);
         if (count > 0)
             got += (uint64_t)count;
-        if (count > 0 && lane->staging.end - lane->staging.start < least && socket_is_too_slow(lane, since, got))
+        if (count > 0 && staged(&lane->staging) < least && socket_is_too_slow(lane, since, got))
             count = -ETIMEDOUT;
         if (count <= 0) {
             *error = (int)count;

@@ -28,6 +28,15 @@ struct lane_staging {
     uint32_t refused; /* how often bytes were received after the lane's last request */
 };
 
+/* Return how many bytes are staged, and the first one. */
+static inline uint32_t staged(const struct lane_staging *staging) {
+    return staging->end - staging->start;
+}
+
+static inline char *staged_bytes(struct lane_staging *staging) {
+    return staging->bytes + staging->start;
+}
+
 /* Let TLS use the lane's descriptor of the socket, which is not blocking; and the owner's again. */
 void socket_init(struct iou_lane *lane);
 void socket_restore(struct iou_lane *lane);

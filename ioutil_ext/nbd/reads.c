@@ -116,7 +116,7 @@ static uint32_t add_rest(const struct iou_lane *lane, const struct request *requ
 
 /* Whether the thread may do it: one extent is one or two calls, and no other request is known that would wait. */
 static bool is_one_question(const struct iou_lane *lane, const struct request *request) {
-    return request->flags & FLAG_REQ_ONE && lane->state.running == 1 && lane->staging.start == lane->staging.end;
+    return request->flags & FLAG_REQ_ONE && lane->state.running == 1 && staged(&lane->staging) == 0;
 }
 
 /* Look at the extents once for all contexts, so that these tell of the same state of the image. */

@@ -21,7 +21,7 @@ static struct incoming *incoming_of(const struct iou_lane *lane) {
 static const char *stage_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     uint32_t size = nbd_of(lane)->dialect.header_size, left;
-    while ((left = lane->staging.end - lane->staging.start) < size) {
+    while ((left = staged(&lane->staging)) < size) {
         int ms = left ? lane->timeout_ms : -1;
         ssize_t count = socket_stage(lane, incoming->after_long ? size : LANE_STAGING, ms);
         if (count < 0)
@@ -29,7 +29,7 @@ static const char *stage_header(struct iou_lane *lane) {
         if (count <= 0)
             return NULL;
     }
-    return lane->staging.bytes + lane->staging.start;
+    return staged_bytes(&lane->staging);
 }
 
 static void take_header(struct iou_lane *lane) {

@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
-#include "base/numbers.h"
 #include "nbd_client/client.h"
 
 /* Calls that receive from one connection, before another one has its turn. */
@@ -70,14 +69,13 @@ static void serve_connection(struct connection *connection, short events) {
 /* Prepare to wait for all connections. Returns how many there are. The lock is held. */
 static nfds_t prepare_poll(struct client *client, struct pollfd *polled, int *timeout) {
     const struct session *session = &client->session;
-    uint64_t now = now_ns();
     nfds_t count = 0;
     polled[count++] = (struct pollfd){.fd = client->wake_fd, .events = POLLIN};
     *timeout = -1;
     if (session->life == IOU_NBD_NONE || session->broken)
         return count;
-    if (session->life == IOU_NBD_ENDING) /* a ms more, so that it has passed */
-        *timeout = session->deadline > now ? (int)min_u64((session->deadline - now) / 1000000 + 1, INT32_MAX) : 0;
+    if (session->life == IOU_NBD_ENDING)
+        *timeout = ms_until(session->deadline);
     for (uint32_t i = 0; i < session->count; i++) {
         const struct connection *connection = &session->connections[i];
         short events = (short)(POLLIN | (connection->blocked ? POLLOUT : 0));
