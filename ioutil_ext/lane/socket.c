@@ -16,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "lane/lane.h"
+#include "tls/tls.h"
 
 /* A task that waits for the peer to read checks the lane's state at this interval. */
 #define SEND_LOOK_MS 100
@@ -62,31 +62,11 @@ void lane_await_reader(struct iou_lane *lane) {
         break_after(lane, socket_await_room(lane));
 }
 
-/* Move the parts past the bytes that were sent. Returns how many parts are left. */
-static unsigned advance(struct iovec **parts, unsigned count, size_t sent) {
-    while (count && sent >= (*parts)->iov_len) {
-        sent -= (*parts)->iov_len;
-        (*parts)->iov_len = 0;
-        (*parts)++;
-        count--;
-    }
-    if (count) {
-        (*parts)->iov_base = (char *)(*parts)->iov_base + sent;
-        (*parts)->iov_len -= sent;
-    }
-    return count;
-}
-
-/* As sendmsg(2) without waiting. */
-static ssize_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned count) {
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    if (!lane->socket.tls)
-        return sendmsg(lane->socket.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    int64_t sent = iou_tls_write(lane->socket.tls, parts->iov_base, parts->iov_len, count > 1);
-    if (sent >= 0)
-        return (ssize_t)sent;
-    errno = sent == IOU_TLS_WANTS_ROOM ? EAGAIN : sent == IOU_TLS_WANTS_INPUT ? EPROTO : (int)-sent;
-    return -1;
+static int64_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    int64_t sent = tls_send_parts(lane->socket.tls, lane->socket.fd, parts, count);
+    if (sent > 0)
+        lane->socket.sent += (uint64_t)sent;
+    return sent;
 }
 
 /* Whether the peer has taken so little since then that it pauses. */
@@ -111,15 +91,14 @@ static int send_parts(struct iou_lane *lane, struct iovec *parts, unsigned count
     int error = 0;
     *all = 0;
     while (count && !lane->state.broken && !error) {
-        ssize_t sent = send_now(lane, parts, count);
-        error = sent >= 0 || errno == EINTR ? 0
-                : errno != EAGAIN           ? errno
+        int64_t sent = send_now(lane, parts, count);
+        error = sent >= 0 || sent == -EINTR ? 0
+                : sent != -EAGAIN           ? (int)-sent
                 : until_pause               ? await_room_until_pause(lane, since, *all)
                                             : socket_await_room(lane);
         if (sent >= 0) {
             *all += (uint64_t)sent;
-            lane->socket.sent += (uint64_t)sent;
-            count = advance(&parts, count, (size_t)sent);
+            count = tls_skip_parts(&parts, count, (uint64_t)sent);
         }
     }
     return error == EAGAIN ? 0 : error;
@@ -220,13 +199,11 @@ static int flush_outbox(struct iou_lane *lane) {
     if (outbox->start == outbox->end || lane->socket.sender || lane->state.broken)
         return 0; /* who has the turn next sends it first */
     struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
-    ssize_t sent = send_now(lane, &part, 1);
-    if (sent < 0 && errno != EAGAIN && errno != EINTR)
-        return errno;
-    if (sent > 0) {
-        lane->socket.sent += (uint64_t)sent;
+    int64_t sent = send_now(lane, &part, 1);
+    if (sent < 0 && sent != -EAGAIN && sent != -EINTR)
+        return (int)-sent;
+    if (sent > 0)
         outbox->start += (uint32_t)sent;
-    }
     if (outbox->start < outbox->end)
         return begin_flush(lane);
     outbox->start = outbox->end = 0;

@@ -9,10 +9,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "base/numbers.h"
 #include "nbd_client/client.h"
+#include "tls/tls.h"
 
 static bool is_request_canceled(const struct nbd_request *request) {
     const iou_control *control = request->calls->control;
@@ -69,33 +69,9 @@ static bool begin_next(struct connection *connection, struct link *served) {
     return connection->count > 0;
 }
 
-/* Send without waiting. Returns how many bytes, or -errno. */
-static int64_t send_ready(struct connection *connection) {
-    struct msghdr message = {.msg_iov = connection->part, .msg_iovlen = connection->parts_left};
-    if (!connection->tls) {
-        ssize_t sent = sendmsg(connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        return sent >= 0 ? sent : -errno;
-    }
-    const struct iovec *part = connection->part;
-    int64_t sent = iou_tls_write(connection->tls, part->iov_base, part->iov_len, connection->parts_left > 1);
-    return sent == IOU_TLS_WANTS_ROOM ? -EAGAIN : sent == IOU_TLS_WANTS_INPUT ? -EPROTO : sent;
-}
-
-static void move_parts(struct connection *connection, uint64_t sent) {
-    while (connection->parts_left && sent >= connection->part->iov_len) {
-        sent -= connection->part->iov_len;
-        connection->part++;
-        connection->parts_left--;
-    }
-    if (sent) {
-        connection->part->iov_base = (char *)connection->part->iov_base + sent;
-        connection->part->iov_len -= sent;
-    }
-}
-
 /* Note that bytes were sent. False: a request was answered before it was sent as a whole. */
 static bool note_sent(struct connection *connection, uint64_t sent, struct link *served) {
-    move_parts(connection, sent);
+    connection->parts_left = tls_skip_parts(&connection->part, connection->parts_left, sent);
     while (connection->first < connection->count) {
         struct nbd_request *request = connection->sent[connection->first];
         uint64_t part = min_u64(sent, request->unsent);
@@ -132,7 +108,7 @@ void connection_send(struct connection *connection, struct link *served) {
     while (!connection->blocked && !session->broken &&
            (connection->first < connection->count || begin_next(connection, served))) {
         pthread_mutex_unlock(&client->lock);
-        int64_t sent = send_ready(connection);
+        int64_t sent = tls_send_parts(connection->tls, connection->fd, connection->part, connection->parts_left);
         pthread_mutex_lock(&client->lock);
         if (sent < 0)
             note_failure(connection, (int)sent);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
@@ -230,6 +231,28 @@ int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size, bool more
     }
     tls_exit(tls);
     return sent ? (int64_t)sent : result;
+}
+
+int64_t tls_send_parts(iou_tls *tls, int fd, struct iovec *parts, unsigned count) {
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    if (!tls) {
+        ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return sent >= 0 ? sent : -errno;
+    }
+    int64_t sent = iou_tls_write(tls, parts->iov_base, parts->iov_len, count > 1);
+    return sent == IOU_TLS_WANTS_ROOM ? -EAGAIN : sent == IOU_TLS_WANTS_INPUT ? -EPROTO : sent;
+}
+
+unsigned tls_skip_parts(struct iovec **parts, unsigned count, uint64_t sent) {
+    for (; count && sent >= (*parts)->iov_len; (*parts)++, count--) {
+        sent -= (*parts)->iov_len;
+        (*parts)->iov_len = 0;
+    }
+    if (count) {
+        (*parts)->iov_base = (char *)(*parts)->iov_base + sent;
+        (*parts)->iov_len -= sent;
+    }
+    return count;
 }
 
 int tls_swap_fd(iou_tls *tls, int fd) {
