@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD in lanes: numbers of the transmission phase (the NBD project's proto.md), limits and texts. cffi's cdef() reads
- * this: a test compares the numbers with those of nbdproto, which does the negotiation.
+ * NBD in lanes and of other servers: numbers of the transmission phase (the NBD project's proto.md), limits and texts.
+ * cffi's cdef() reads this: a test compares the numbers with those of nbdproto, which does the negotiation.
  */
 
 #ifndef IOUTIL_API_NBD_H
@@ -22,6 +22,14 @@ enum {
     NBD_ENOTSUP = 95,
     NBD_ESHUTDOWN = 108
 };
+enum {
+    MAGIC_REQUEST = 0x25609513,
+    MAGIC_EXTENDED_REQUEST = 0x21E41C71,
+    MAGIC_SIMPLE_REPLY = 0x67446698,
+    MAGIC_CHUNK = 0x668E33EF,
+    MAGIC_EXTENDED_CHUNK = 0x6E8A278C
+};
+enum { REPLY_FLAG_DONE = 1 }; /* a flag of a chunk */
 enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_STATUS_EXT = 6, CHUNK_ERROR = 0x8001 };
 
 /* Limits, in bytes unless the comment says otherwise. */

@@ -27,19 +27,23 @@ static inline uint64_t get64(const void *place) {
     return be64toh(number);
 }
 
-static inline void put16(void *place, uint16_t number) {
+/* These return the size of the number. */
+static inline size_t put16(void *place, uint16_t number) {
     number = htobe16(number);
     memcpy(place, &number, sizeof(number));
+    return sizeof(number);
 }
 
-static inline void put32(void *place, uint32_t number) {
+static inline size_t put32(void *place, uint32_t number) {
     number = htobe32(number);
     memcpy(place, &number, sizeof(number));
+    return sizeof(number);
 }
 
-static inline void put64(void *place, uint64_t number) {
+static inline size_t put64(void *place, uint64_t number) {
     number = htobe64(number);
     memcpy(place, &number, sizeof(number));
+    return sizeof(number);
 }
 
 #endif

@@ -43,8 +43,8 @@ void reply_error(struct iou_lane *lane, const struct request *request, uint32_t 
         return;
     }
     size = wire_chunk(message, &nbd_of(lane)->dialect, request, CHUNK_ERROR, true, 6 + length);
-    size += wire_put32(message + size, error);
-    size += wire_put16(message + size, (uint16_t)length);
+    size += put32(message + size, error);
+    size += put16(message + size, (uint16_t)length);
     memcpy(message + size, text, length);
     send_one(lane, message, size + length);
 }
@@ -56,14 +56,14 @@ static size_t data_head(const struct iou_lane *lane, char *head, const struct re
     if (!wire_has_chunks(&nbd_of(lane)->dialect))
         return wire_simple(head, request, 0);
     size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_DATA, done, 8 + length);
-    return size + wire_put64(head + size, offset);
+    return size + put64(head + size, offset);
 }
 
 static size_t hole_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
                         uint64_t length, bool done) {
     size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_HOLE, done, 12);
-    size += wire_put64(head + size, offset);
-    return size + wire_put32(head + size, (uint32_t)length);
+    size += put64(head + size, offset);
+    return size + put32(head + size, (uint32_t)length);
 }
 
 /* Whether the data starts with HOLE zeros. The first byte shows most data that does not. */
@@ -176,14 +176,8 @@ void reply_data(struct task *task, const struct request *request, struct memory 
 
 /* Write an extent. Returns its size. */
 static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
-    if (extended) {
-        put64(place, length);
-        put64(place + 8, status);
-        return 16;
-    }
-    put32(place, (uint32_t)length);
-    put32(place + 4, (uint32_t)status);
-    return 8;
+    size_t size = extended ? put64(place, length) : put32(place, (uint32_t)length);
+    return size + (extended ? put64(place + size, status) : put32(place + size, (uint32_t)status));
 }
 
 /* Return the end of the run of records from the first on that tell the same in a context. *next: the one after. */
@@ -222,9 +216,9 @@ void reply_status(struct iou_lane *lane, const struct request *request, const io
         size_t length = put_status(payload, extended, extents, count, request->offset, nbd->contexts[i].tells, &told);
         size_t size = wire_chunk(head, &nbd->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS,
                                  i + 1 == nbd->contexts_count, (extended ? 8 : 4) + length);
-        size += wire_put32(head + size, nbd->contexts[i].id);
+        size += put32(head + size, nbd->contexts[i].id);
         if (extended)
-            size += wire_put32(head + size, told);
+            size += put32(head + size, told);
         struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};
         lane_send(lane, parts, 2);
     }

@@ -11,28 +11,6 @@
 #include "base/big_endian.h"
 #include "nbd/wire.h"
 
-#define REQUEST 0x25609513u
-#define EXTENDED_REQUEST 0x21E41C71u
-#define SIMPLE_REPLY 0x67446698u
-#define CHUNK 0x668E33EFu
-#define EXTENDED_CHUNK 0x6E8A278Cu
-#define CHUNK_DONE 1u
-
-size_t wire_put16(char *place, uint16_t number) {
-    put16(place, number);
-    return sizeof(number);
-}
-
-size_t wire_put32(char *place, uint32_t number) {
-    put32(place, number);
-    return sizeof(number);
-}
-
-size_t wire_put64(char *place, uint64_t number) {
-    put64(place, number);
-    return sizeof(number);
-}
-
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
 void wire_refuse(struct request *request, uint32_t error, const char *text) {
@@ -94,7 +72,7 @@ static void check_request(const struct dialect *dialect, struct request *request
 
 int wire_parse(const struct dialect *dialect, const char *header, struct request *request) {
     bool extended = dialect->flags & IOU_LANE_EXTENDED;
-    if (get32(header) != (extended ? EXTENDED_REQUEST : REQUEST))
+    if (get32(header) != (extended ? MAGIC_EXTENDED_REQUEST : MAGIC_REQUEST))
         return -EPROTO;
     *request = (struct request){
         .flags = get16(header + 4),
@@ -112,8 +90,8 @@ int wire_parse(const struct dialect *dialect, const char *header, struct request
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 
 size_t wire_simple(char *header, const struct request *request, uint32_t error) {
-    size_t size = wire_put32(header, SIMPLE_REPLY);
-    size += wire_put32(header + size, error);
+    size_t size = put32(header, MAGIC_SIMPLE_REPLY);
+    size += put32(header + size, error);
     memcpy(header + size, &request->cookie, sizeof(request->cookie));
     return size + sizeof(request->cookie);
 }
@@ -121,13 +99,13 @@ size_t wire_simple(char *header, const struct request *request, uint32_t error) 
 size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
                   uint64_t length) {
     bool extended = dialect->flags & IOU_LANE_EXTENDED;
-    size_t size = wire_put32(header, extended ? EXTENDED_CHUNK : CHUNK);
-    size += wire_put16(header + size, done ? CHUNK_DONE : 0);
-    size += wire_put16(header + size, type);
+    size_t size = put32(header, extended ? MAGIC_EXTENDED_CHUNK : MAGIC_CHUNK);
+    size += put16(header + size, done ? REPLY_FLAG_DONE : 0);
+    size += put16(header + size, type);
     memcpy(header + size, &request->cookie, sizeof(request->cookie));
     size += sizeof(request->cookie);
     if (!extended)
-        return size + wire_put32(header + size, (uint32_t)length);
-    size += wire_put64(header + size, request->offset);
-    return size + wire_put64(header + size, length);
+        return size + put32(header + size, (uint32_t)length);
+    size += put64(header + size, request->offset);
+    return size + put64(header + size, length);
 }

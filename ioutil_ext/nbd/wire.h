@@ -48,8 +48,5 @@ void wire_refuse(struct request *request, uint32_t error, const char *text);
 size_t wire_simple(char *header, const struct request *request, uint32_t error);
 size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
                   uint64_t length);
-size_t wire_put16(char *place, uint16_t number);
-size_t wire_put32(char *place, uint32_t number);
-size_t wire_put64(char *place, uint64_t number);
 
 #endif

@@ -9,11 +9,6 @@
 #include "base/numbers.h"
 #include "nbd_client/replies.h"
 
-#define SIMPLE_REPLY 0x67446698u
-#define CHUNK 0x668E33EFu
-#define EXTENDED_CHUNK 0x6E8A278Cu
-#define CHUNK_DONE 1u
-
 int replies_init(struct replies *replies, struct requests *requests, const struct agreed *agreed) {
     *replies = (struct replies){.requests = requests, .agreed = agreed, .window = STAGING};
     replies->staging = malloc(STAGING);
@@ -90,7 +85,7 @@ static const char *chunk_head(struct replies *replies, const char *head) {
         return why;
     if (extended && get64(head + 16) != replies->request->offset)
         return "a reply with the offset of another request";
-    replies->done = get16(head + 4) & CHUNK_DONE;
+    replies->done = get16(head + 4) & REPLY_FLAG_DONE;
     replies->type = get16(head + 6);
     replies->left = extended ? get64(head + 24) : get32(head + 16);
     return chunk_begin(replies);
@@ -100,12 +95,12 @@ static const char *chunk_head(struct replies *replies, const char *head) {
 static const char *take_head(struct replies *replies, bool *more) {
     const struct agreed *agreed = replies->agreed;
     const char *head = replies->staging + replies->start;
-    uint32_t staged = replies->end - replies->start, chunk = agreed->extended ? EXTENDED_CHUNK : CHUNK;
+    uint32_t staged = replies->end - replies->start, chunk = agreed->extended ? MAGIC_EXTENDED_CHUNK : MAGIC_CHUNK;
     *more = staged >= 4;
     if (!*more)
         return NULL;
     uint32_t magic = get32(head);
-    bool is_simple = magic == SIMPLE_REPLY && !agreed->extended;
+    bool is_simple = magic == MAGIC_SIMPLE_REPLY && !agreed->extended;
     if (!is_simple && !(magic == chunk && agreed->structured))
         return "a reply that begins with another number";
     uint32_t size = is_simple ? 16 : agreed->extended ? 32 : 20;

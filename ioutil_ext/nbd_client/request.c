@@ -5,23 +5,16 @@
 #include "nbd_client/request.h"
 #include "base/big_endian.h"
 
-#define REQUEST 0x25609513u
-#define EXTENDED_REQUEST 0x21E41C71u
-
 size_t request_header(const struct nbd_request *request, bool extended, char *header) {
     uint16_t flags = request->flags;
     if (extended && request->command == CMD_WRITE)
         flags |= FLAG_PAYLOAD_LEN;
-    put32(header, extended ? EXTENDED_REQUEST : REQUEST);
+    put32(header, extended ? MAGIC_EXTENDED_REQUEST : MAGIC_REQUEST);
     put16(header + 4, flags);
     put16(header + 6, request->command);
     put64(header + 8, request->cookie);
     put64(header + 16, request->offset);
-    if (extended)
-        put64(header + 24, request->length);
-    else
-        put32(header + 24, (uint32_t)request->length);
-    return extended ? 32 : 28;
+    return 24 + (extended ? put64(header + 24, request->length) : put32(header + 24, (uint32_t)request->length));
 }
 
 /* ---- data of a READ --------------------------------------------------------------------------------------------- */

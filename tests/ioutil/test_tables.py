@@ -38,6 +38,11 @@ def test_errors_of_nbd() -> None:
     assert {f"E{name}": number for name, number in errors.items()}.items() <= named(ErrorNumber).items()
 
 
+def test_numbers_with_which_messages_of_nbd_begin() -> None:
+    names = "REQUEST", "SIMPLE_REPLY", "CHUNK", "EXTENDED_REQUEST", "EXTENDED_CHUNK"
+    assert numbers("MAGIC_") == {name: getattr(constants, name) for name in names}
+
+
 def test_chunks_of_nbds_replies() -> None:
     assert numbers("CHUNK_") == {
         "NONE": Chunk.NONE,
