@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fork.h"
 #include "engine/running.h"
 #include "qcow2/open.h"
 

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/fork.h"
 #include "base/syscalls.h"
 #include "image/handle.h"
 #include "image/locks.h"
@@ -63,7 +62,7 @@ void handle_end(iou_handle *handle) {
 /* Takes the reference before it checks `closing`: a close that runs now then does not see the last reference. */
 int handle_take(iou_handle *handle, uint32_t kind, bool *last) {
     *last = false;
-    if (handle->born != fork_generation())
+    if (handle_is_foreign(handle))
         return -ECHILD;
     if (kind == IOU_CLOSE)
         return atomic_exchange(&handle->closing, true) ? -EBADF : 0;

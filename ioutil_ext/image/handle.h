@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "api/durable.h"
+#include "base/fork.h"
 #include "image/image.h"
 #include "image/operation.h"
 
@@ -33,6 +34,11 @@ struct iou_handle {
     char *path;
     struct op closer; /* closes the descriptors on a worker if the last reference ends elsewhere */
 };
+
+/* Whether this process is a forked child of the one that made the handle. */
+static inline bool handle_is_foreign(const iou_handle *handle) {
+    return handle->born != fork_generation();
+}
 
 /* A flag of an open: the file has a format. It is locked for reading, too, and for writing by one handle alone. */
 #define HANDLE_FORMAT (1u << 31)

@@ -15,7 +15,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/fork.h"
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "image/locks.h"

@@ -108,24 +108,23 @@ int iou_lane_fd(iou_lane *lane) {
     return lane->counts.event_fd;
 }
 
-void iou_lane_refuse(iou_lane *lane) {
+/* Change the state of a lane, and wake its tasks. */
+static void set_state(iou_lane *lane, atomic_bool *flag) {
     if (lanes_are_foreign(lane->lanes))
         return;
     pthread_mutex_lock(&lane->tasks.lock);
-    lane->state.refusing = true;
+    *flag = true;
     if (!lane->tasks.over)
         lane_wake(lane);
     pthread_mutex_unlock(&lane->tasks.lock);
 }
 
+void iou_lane_refuse(iou_lane *lane) {
+    set_state(lane, &lane->state.refusing);
+}
+
 void iou_lane_leave(iou_lane *lane) {
-    if (lanes_are_foreign(lane->lanes))
-        return;
-    pthread_mutex_lock(&lane->tasks.lock);
-    lane->state.leaving = true;
-    if (!lane->tasks.over)
-        lane_wake(lane);
-    pthread_mutex_unlock(&lane->tasks.lock);
+    set_state(lane, &lane->state.leaving);
 }
 
 void iou_lane_abort(iou_lane *lane) {

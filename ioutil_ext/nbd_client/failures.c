@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/fork.h"
 #include "base/numbers.h"
 #include "nbd_client/client.h"
 
@@ -44,7 +43,7 @@ const iou_nbd_failure *failure_find(const struct client *client, uint64_t number
 
 int iou_nbd_client_failure(iou_handle *handle, uint64_t number, iou_nbd_failure *failure) {
     struct client *client = client_of(handle);
-    if (handle->born != fork_generation())
+    if (handle_is_foreign(handle))
         return -ECHILD;
     pthread_mutex_lock(&client->lock);
     const iou_nbd_failure *found = failure_find(client, number);

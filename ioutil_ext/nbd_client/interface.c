@@ -8,7 +8,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "base/fork.h"
 #include "base/numbers.h"
 #include "base/thread.h"
 #include "nbd_client/client.h"
@@ -17,10 +16,6 @@
 #define MIN_PIECE (64 * KIB)
 #define MAX_AHEAD 16u
 #define MAX_BLOCK (64 * KIB)
-
-static bool is_foreign(const iou_handle *handle) {
-    return handle->born != fork_generation();
-}
 
 /* ---- beginning -------------------------------------------------------------------------------------------------- */
 
@@ -96,7 +91,7 @@ int iou_nbd_client_look(iou_handle *handle, iou_nbd_client_state *state, uint32_
     struct client *client = client_of(handle);
     const struct session *session = &client->session;
     eventfd_t events;
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return -ECHILD;
     pthread_mutex_lock(&client->lock);
     if (clear)
@@ -185,7 +180,7 @@ int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *told) {
     struct client *client = client_of(handle);
     struct link served;
     bool lost = false;
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return -ECHILD;
     if (!is_session(told) || told->most % handle->unit)
         return -EINVAL;
@@ -204,7 +199,7 @@ int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *told) {
 uint64_t iou_nbd_client_refuse(iou_handle *handle, const char *text, uint32_t forever) {
     struct client *client = client_of(handle);
     struct link served;
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return 0;
     link_init(&served);
     pthread_mutex_lock(&client->lock);
@@ -221,7 +216,7 @@ uint64_t iou_nbd_client_refuse(iou_handle *handle, const char *text, uint32_t fo
 int iou_nbd_client_leave(iou_handle *handle, uint32_t wait_ms) {
     struct client *client = client_of(handle);
     struct link served;
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return -ECHILD;
     link_init(&served);
     pthread_mutex_lock(&client->lock);
@@ -238,7 +233,7 @@ int iou_nbd_client_leave(iou_handle *handle, uint32_t wait_ms) {
 int iou_nbd_client_interrupt(iou_handle *handle) {
     struct client *client = client_of(handle);
     struct link served;
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return -ECHILD;
     link_init(&served);
     pthread_mutex_lock(&client->lock);
@@ -261,7 +256,7 @@ int iou_nbd_client_interrupt(iou_handle *handle) {
 
 int iou_nbd_client_free(iou_handle *handle) {
     struct client *client = client_of(handle);
-    if (is_foreign(handle))
+    if (handle_is_foreign(handle))
         return -ECHILD;
     pthread_mutex_lock(&client->lock);
     bool busy = client->session.life != IOU_NBD_NONE;

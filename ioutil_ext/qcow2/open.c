@@ -248,7 +248,7 @@ int qcow2_open(struct op *op) {
 }
 
 int iou_qcow2_get_counts(iou_handle *handle, iou_qcow2_counts *counts) {
-    if (handle->ops != &QCOW2_IMAGE || handle->born != fork_generation())
+    if (handle->ops != &QCOW2_IMAGE || handle_is_foreign(handle))
         return -EINVAL;
     struct qcow2 *q = chain_of(handle)->levels[0].format;
     pthread_mutex_lock(&q->lock);
