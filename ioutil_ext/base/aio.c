@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/aio.h"
-#include "base/fork.h"
+#include "base/thread.h"
 
 /* Calls of a loop under way. fs.aio-max-nr, 65536 for a host, is enough for 1024 loops. */
 #define MAX_CALLS LOOP_FIBERS

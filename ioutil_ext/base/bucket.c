@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "api/ioutil.h"
 #include "base/bucket.h"
 #include "base/clock.h"
 #include "base/numbers.h"
@@ -195,4 +196,11 @@ void bucket_sleep(iou_bucket *bucket, uint64_t wakes, uint64_t ns) {
     pthread_mutex_unlock(&bucket->lock);
     if (sleeps)
         waiter_sleep_in(&waiter, &bucket->lock, now_ns() + ns);
+}
+
+/* ---- sharing ---------------------------------------------------------------------------------------------------- */
+
+/* The rule by which users share what is scarce. */
+int iou_may_have(uint64_t used, uint64_t more, uint64_t left) {
+    return more <= left && used + more <= 2 * (left - more);
 }

@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "api/ioutil.h"
-#include "base/fork.h"
 #include "base/link.h"
+#include "base/thread.h"
 
 /* The lock guards all members that change. */
 struct iou_engine {

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "api/durable.h"
-#include "base/fork.h"
+#include "base/thread.h"
 #include "image/image.h"
 #include "image/operation.h"
 

@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 #include "api/lane.h"
-#include "base/fork.h"
 #include "base/link.h"
+#include "base/thread.h"
 #include "quota/pool.h"
 
 struct iou_lanes {

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "base/fork.h"
 #include "base/numbers.h"
+#include "base/thread.h"
 #include "qcow2/bitmap.h"
 #include "qcow2/bits.h"
 #include "qcow2/cache.h"
