@@ -10,7 +10,7 @@
 
 #include "api/head.h"
 #include "api/zstd.h"
-#include "lane/receive.h"
+#include "lane/socket.h"
 #include "lane/waits.h"
 
 /* A body that is received in parts; or one that is sent, which uses only next and left. */

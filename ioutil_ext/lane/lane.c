@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The start of a lane, the functions for its owner, and its end. */
+/* A lane: its start, its thread, the functions for its owner, and its end. */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +10,63 @@
 #include <unistd.h>
 
 #include "base/numbers.h"
+#include "base/thread.h"
 #include "engine/own_thread.h"
 #include "engine/workers.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
-#include "lane/thread.h"
+
+/* ---- the thread ------------------------------------------------------------------------------------------------- */
+
+static struct iou_lane *lane_of(struct loop *loop) {
+    return container_of(loop, struct iou_lane, tasks.loop);
+}
+
+static void before_sleep(struct loop *loop) {
+    lane_flush(lane_of(loop));
+}
+
+static void interrupted(struct loop *loop) {
+    tasks_interrupted(lane_of(loop));
+}
+
+/* The owner may free the lane as soon as it gets the lock and sees tasks.ended. */
+static void *lane_main(void *argument) {
+    struct iou_lane *lane = argument;
+    pthread_setname_np(pthread_self(), lane->kind->thread_name);
+    loop_run(&lane->tasks.loop);
+    if (lane->state.active) /* a request that ends with its connection */
+        lane_renew(lane);
+    lane->state.active = false;
+    pthread_mutex_lock(&lane->tasks.lock);
+    lane->tasks.over = true; /* the number of the descriptor may be another one's after close() */
+    pthread_mutex_unlock(&lane->tasks.lock);
+    socket_restore(lane);
+    close(lane->socket.fd);
+    engine_put_handle(lane->engine, lane->handle); /* the engine may be freed now */
+    pthread_mutex_lock(&lane->tasks.lock);
+    lane->tasks.ended = true;
+    lane_notify(lane);
+    pthread_mutex_unlock(&lane->tasks.lock);
+    return NULL;
+}
+
+/* Make the loop, and start the thread with the first task, which leads. -EAGAIN: no thread can be started; -errno. */
+static int start_thread(struct iou_lane *lane) {
+    int error = loop_init(&lane->tasks.loop);
+    if (error)
+        return error;
+    lane->tasks.loop.before_sleep = before_sleep;
+    lane->tasks.loop.interrupted = interrupted;
+    if ((error = tasks_begin(lane)))
+        return error;
+    if (thread_start(NULL, lane_main, lane) == 0)
+        return 0;
+    fiber_free(&lane->tasks.leader->fiber);
+    return -EAGAIN;
+}
+
+/* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
 static int check_options(const iou_handle *handle, const iou_lane_options *options) {
     if (!handle || options->rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
@@ -79,7 +132,7 @@ static int start_lane(iou_lanes *lanes, iou_handle *handle, const iou_lane_optio
         error = make_event(lane);
     if (!error) {
         socket_init(lane);
-        if ((error = lane_thread_start(lane)))
+        if ((error = start_thread(lane)))
             socket_restore(lane);
     }
     if (error)

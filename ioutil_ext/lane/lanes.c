@@ -8,7 +8,6 @@
 #include "engine/engine.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
-#include "lane/records.h"
 
 /* ---- the shared state ------------------------------------------------------------------------------------------- */
 

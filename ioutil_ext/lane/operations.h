@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lane/tasks.h"
+#include "lane/lane.h"
 
 /*
  * Begin an operation on the lane's image: a change claims its range. Called as soon as the request has arrived, before

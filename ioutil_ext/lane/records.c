@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 #include "lane/lane.h"
-#include "lane/records.h"
+#include "lane/lanes.h"
 
 #define CACHE_LINE 64u
 

@@ -6,12 +6,11 @@
  * together not longer than the request, however many tasks work for it.
  */
 
-#include "lane/work.h"
 #include "base/clock.h"
 #include "base/fiber.h"
 #include "base/numbers.h"
 #include "lane/lane.h"
-#include "lane/records.h"
+#include "lane/lanes.h"
 
 /* Shorter waits are not added, so that requests that storage answers out of its cache take no lock. */
 #define LEAST_NS 50000u

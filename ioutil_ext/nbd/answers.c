@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "lane/counts.h"
+#include "lane/lane.h"
 #include "nbd/nbd.h"
 
 const char *iou_nbd_text(uint32_t reason) {

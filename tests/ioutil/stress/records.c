@@ -3,8 +3,8 @@
 /* Records of requests: many threads write, one reads, now and then too slowly. Each record comes once, or is counted.
  */
 
-#include "lane/records.h"
 #include "lane/lane.h"
+#include "lane/lanes.h"
 #include "stress.h"
 
 #define WRITERS 4u
