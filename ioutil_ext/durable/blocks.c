@@ -11,7 +11,7 @@
 
 #include "api/durable.h"
 #include "base/numbers.h"
-#include "durable/blocks.h"
+#include "durable/ranges.h"
 
 /* Blocks of a set: half full, they have all of its ranges. */
 #define MOST_BLOCKS (2 * IOU_DURABLE_RANGES / BLOCK_RANGES)

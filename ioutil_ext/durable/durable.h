@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Records of durable ranges, for the files of this room: their sets (sets.c), their journals (keeping.c), and what
-   others call (durable.c). */
+/* Records of durable ranges, for the files of this room: their sets and journals (keeping.c), and what others call
+   (durable.c). */
 
 #ifndef IOUTIL_DURABLE_RECORD_H
 #define IOUTIL_DURABLE_RECORD_H

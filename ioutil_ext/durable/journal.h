@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #include "api/ioutil.h"
-#include "durable/blocks.h"
+#include "durable/ranges.h"
 
 struct journal {
     int directory; /* of the caller */

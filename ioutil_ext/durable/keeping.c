@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Records of durable ranges: their journals. */
+/* Records of durable ranges: their sets, which follow changes as durable.h says, and their journals. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,6 +19,34 @@
  */
 #define EXACT 64u
 #define WINDOW UINT64_C(10000000000)
+
+/* ---- the sets; the lock is held --------------------------------------------------------------------------------- */
+
+void durable_forget(struct iou_durable *record, uint64_t start, uint64_t end) {
+    ranges_remove(&record->changed, start, end);
+    for (struct link *node = record->flushes.next; node != &record->flushes; node = node->next)
+        ranges_remove(&container_of(node, struct iou_covered, link)->ranges, start, end);
+}
+
+/* The journal may have ranges that the set has lost. */
+bool durable_has(const struct iou_durable *record, uint64_t start, uint64_t end) {
+    return record->durable.lost || ranges_overlap(&record->durable, start, end) ||
+           (start < record->leaving.end && record->leaving.start < end);
+}
+
+void durable_close(struct iou_durable *record) {
+    record->closed = true;
+    ranges_free(&record->changed);
+}
+
+void durable_add(struct iou_durable *record, const struct ranges *ranges) {
+    if (record->closed || ranges->count == 0)
+        return;
+    ranges_join(&record->durable, ranges);
+    ranges_join(&record->unwritten, ranges);
+    if (!record->unsynced_since)
+        record->unsynced_since = now_ns();
+}
 
 /* ---- the journal; journal_lock is held -------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@
 #include "engine/workers.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
-#include "quota/slabs.h"
+#include "quota/pool.h"
 
 /*
  * Most bytes of a turn of a WRITE if storage only copies. In between, the leader receives: a socket holds 208 KiB, and

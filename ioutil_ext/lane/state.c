@@ -12,7 +12,7 @@
 #include "base/bucket.h"
 #include "base/clock.h"
 #include "lane/lane.h"
-#include "quota/memory.h"
+#include "quota/pool.h"
 
 /*
  * The result of a check that the peer is alive holds for so long. A check before each change took 13 % more processor

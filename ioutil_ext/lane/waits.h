@@ -10,7 +10,7 @@
 
 #include "api/lane.h"
 #include "api/zstd.h"
-#include "quota/memory.h"
+#include "quota/pool.h"
 
 /* Whether a request waits for memory: not at all, or as long as it may go on. */
 enum memory_patience { MEMORY_NOW, MEMORY_WAIT };

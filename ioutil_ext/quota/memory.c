@@ -15,7 +15,7 @@
 
 #include "api/ioutil.h"
 #include "base/numbers.h"
-#include "quota/memory.h"
+#include "quota/pool.h"
 
 /* Most bytes of a user that has more than one piece. With more, data has left the caches before it is sent. */
 #define USER_MOST (16 * MIB)

@@ -7,7 +7,7 @@
 
 #include "api/ioutil.h"
 #include "base/numbers.h"
-#include "quota/slabs.h"
+#include "quota/pool.h"
 
 /*
  * The memory of a long READ of NBD whose reply must be one piece. It is outside of the slabs, and one such READ has it

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "quota/slabs.h"
+#include "quota/pool.h"
 
 #define MEMORY_CLASSES 4
 #define SLAB_PIECES 32 /* of the smallest class */
