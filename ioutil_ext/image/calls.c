@@ -7,7 +7,6 @@
 #include "base/aio.h"
 #include "base/numbers.h"
 #include "base/syscalls.h"
-#include "image/calls.h"
 #include "image/io.h"
 
 /*

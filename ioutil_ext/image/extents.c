@@ -9,7 +9,6 @@
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "image/io.h"
-#include "image/size.h"
 
 static bool unsupported(int64_t error) {
     return error == -EINVAL || error == -EOPNOTSUPP || error == -ENOSYS || error == -ENOTTY || error == -ESPIPE;

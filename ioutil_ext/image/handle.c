@@ -7,7 +7,7 @@
 
 #include "base/syscalls.h"
 #include "image/handle.h"
-#include "image/locks.h"
+#include "image/io.h"
 
 static void close_file(iou_handle *handle) {
     sys_close(handle->fd);

@@ -16,9 +16,7 @@
 
 #include "base/numbers.h"
 #include "base/syscalls.h"
-#include "image/calls.h"
 #include "image/io.h"
-#include "image/size.h"
 
 /*
  * Most bytes of one call: on a virtio disk, direct writes of 1 MiB take up to twice the processor time per byte of

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The data of an image: reading, writing and flushing (io.c), and extents (extents.c). */
+/* Files and devices: their data (io.c), extents (extents.c), calls (calls.c), size (size.c) and locks (locks.c). */
 
 #ifndef IOUTIL_IMAGE_IO_H
 #define IOUTIL_IMAGE_IO_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "image/handle.h"
 
@@ -29,5 +31,39 @@ int io_flush_failed(struct op *op, iou_syscall call, int error);
 int io_write_range(struct op *op, const char *data, uint64_t start, uint64_t end);
 
 int extents_run(struct op *op);
+
+/* ---- calls.c ---------------------------------------------------------------------------------------------------- */
+
+/* As sys_pread() and sys_pwrite(). fd: of the handle, or its tail_fd, which is not direct. */
+ssize_t call_pread(const struct op *op, void *memory, size_t length, uint64_t offset);
+ssize_t call_pwrite(const struct op *op, int fd, const void *data, size_t length, uint64_t offset);
+
+/* ---- size.c ----------------------------------------------------------------------------------------------------- */
+
+/* Get the size by a system call, and raise image->size to it. */
+int size_refresh(struct op *op, iou_handle *handle, uint64_t *size);
+
+/* Make the file at least end bytes long. Makes no system call if image->size is large enough. */
+int size_reach(struct op *op, uint64_t end);
+
+/* Extend the file to end bytes, which is more than size_refresh() has just returned. image->size_lock is held. */
+int size_extend_locked(struct op *op, uint64_t end);
+
+/* Fail with ENODATA: the image ends at size, before the end of the range. Another process has made it shorter. */
+int size_ends(struct op *op, uint64_t size);
+
+/* Return -ENOSPC if a block device is shorter than end bytes. */
+int size_check_device(struct op *op, uint64_t end);
+
+/* ---- locks.c ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * Let a handle of an image hold the image's locks, which the first one takes; they are released with the last one. Raw
+ * images share them among all that write; with HANDLE_FORMAT either those that read do, or one has them that writes.
+ * EBUSY with IOU_SYS_LOCK: another program has locked the image; with IOU_SYS_OPEN: the device is mounted, or part of
+ * another device.
+ */
+int locks_hold(struct op *op, iou_handle *handle);
+void locks_release(iou_handle *handle);
 
 #endif

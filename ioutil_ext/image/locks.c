@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #include "base/syscalls.h"
-#include "image/locks.h"
+#include "image/io.h"
 
 /* What a program does with an image: bits, whose numbers are added to the two bases. */
 enum { READS = 1 << 0, WRITES = 1 << 1, RESIZES = 1 << 3, USES = 4 };

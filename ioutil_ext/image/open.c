@@ -17,8 +17,7 @@
 
 #include "base/numbers.h"
 #include "base/syscalls.h"
-#include "image/locks.h"
-#include "image/size.h"
+#include "image/io.h"
 
 /* statx(2), STATX_DIOALIGN, Linux 6.1; our own layout, because older C libraries do not know the members. */
 #define DIOALIGN 0x2000u

@@ -10,7 +10,7 @@
 #include <errno.h>
 
 #include "base/syscalls.h"
-#include "image/size.h"
+#include "image/io.h"
 
 static void raise_size(struct image *image, uint64_t size) {
     uint_fast64_t known = image->size;

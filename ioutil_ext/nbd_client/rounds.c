@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/numbers.h"
-#include "image/size.h"
+#include "image/io.h"
 #include "nbd_client/rounds.h"
 
 /* Most bytes of a request without data if lengths have 32 bits: a multiple of each block size. */

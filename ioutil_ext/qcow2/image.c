@@ -7,7 +7,7 @@
 #include "api/durable.h"
 #include "base/numbers.h"
 #include "base/syscalls.h"
-#include "image/size.h"
+#include "image/io.h"
 #include "qcow2/close.h"
 #include "qcow2/extents.h"
 #include "qcow2/flush.h"

@@ -11,7 +11,6 @@
 
 #include "base/numbers.h"
 #include "image/io.h"
-#include "image/size.h"
 #include "zero/zero.h"
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
