@@ -19,9 +19,9 @@ EXTENSION = Path(__file__).resolve().parents[1] / "ioutil_ext"
 ROOMS = (
     ("api",),
     ("base",),
-    ("hash", "tls", "durable", "zstd", "quota"),
+    ("content", "tls", "durable", "quota"),
     ("image",),
-    ("zero", "nbd_client"),
+    ("nbd_client",),
     ("qcow2",),
     ("engine",),
     ("lane",),

@@ -14,8 +14,8 @@ SHORT = 16
 class Blake2b:
     """A hash object like those of hashlib, for digests of `size` bytes. Raises ValueError unless `size` is 1 to 32.
 
-    The C code can hash four messages at once (ioutil_ext/hash/blake2b.c), and hashes only one here. With AVX that is as
-    fast as hashlib: 0.66 GB/s, and hashlib has 0.58 (AMD EPYC). Without AVX it has a third of hashlib's speed. So
+    The C code can hash four messages at once (ioutil_ext/content/blake2b.c), and hashes only one here. With AVX that is
+    as fast as hashlib: 0.66 GB/s, and hashlib has 0.58 (AMD EPYC). Without AVX it has a third of hashlib's speed. So
     new_hash() prefers hashlib.
     """
 

@@ -37,7 +37,7 @@ def new_digests(algorithm: str) -> Digests:
 
 
 class _Blake2b:
-    """Hash several blocks at once, in a third of the time of hashlib (ioutil_ext/hash/blake2b.c)."""
+    """Hash several blocks at once, in a third of the time of hashlib (ioutil_ext/content/blake2b.c)."""
 
     lanes = lib.IOU_HASH_LANES
 

@@ -14,7 +14,7 @@
 /* The messages of a state; the bytes that BLAKE2b compresses at once, of each; the most bytes of a digest. */
 enum { IOU_HASH_LANES = 4, IOU_HASH_CHUNK = 128, IOU_HASH_DIGEST = 32 };
 
-/* The state of all messages. Owned by the caller; the members are for hash/ only. */
+/* The state of all messages. Owned by the caller; the members are for blake2b.c only. */
 typedef struct {
     uint64_t words[8][4]; /* word by word, and in each, message by message */
     uint64_t length;      /* bytes so far, of each message */

@@ -5,7 +5,6 @@
 #include "base/syscalls.h"
 #include "engine/running.h"
 #include "image/io.h"
-#include "zero/zero.h"
 
 static int run_stat(struct op *op) {
     uint64_t size;

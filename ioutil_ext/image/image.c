@@ -8,8 +8,8 @@
 #include "image/image.h"
 
 /*
- * Bytes of the first zeroing call; zero/methods.c adapts them. On a device the kernel may write the zeros: eight such
- * calls at a time take 0.64 s at 200 MB/s. File systems only change metadata.
+ * Bytes of the first zeroing call; image/zero_methods.c adapts them. On a device the kernel may write the zeros: eight
+ * such calls at a time take 0.64 s at 200 MB/s. File systems only change metadata.
  */
 #define FIRST_FILE_STEP (128 * MIB)
 #define FIRST_DEVICE_STEP (16 * MIB)

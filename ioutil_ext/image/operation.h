@@ -55,7 +55,7 @@ struct image_ops {
     void (*free)(iou_handle *handle);
 };
 
-/* The state of a zero that tries one method after the other (zero/policy.c), or of a trim; kept between turns. */
+/* The state of a zero that tries one method after the other (image/zero.c), or of a trim; kept between turns. */
 struct zeroing {
     struct op *op;
     const iou_method *methods; /* in the order in which they are tried, then NONE; of a trim: NULL */

@@ -3,7 +3,8 @@
 /*
  * A body that is one frame of zstd. It is decoded from the staging into the memory of a part, by the leader. As with
  * other bodies, a client that does not send holds no memory of parts. The memory of the decoder is apart
- * (zstd/windows.c), and stays until the frame ends; if the client lets it wait while others need it, the request ends
+ * (content/windows.c), and stays until the frame ends; if the client lets it wait while others need it, the request
+ * ends
  * (-ENOBUFS).
  *
  * One thing differs: the last bytes of the content wait for the end of the frame, so that no frame that turns out to be

@@ -10,9 +10,9 @@
 #include "base/bucket.h"
 #include "base/clock.h"
 #include "base/numbers.h"
+#include "content/zstd.h"
 #include "lane/lane.h"
 #include "lane/waits.h"
-#include "zstd/windows.h"
 
 /* A request that waits for memory checks at this interval whether its client is still there. */
 #define MEMORY_LOOK_NS UINT64_C(1000000000)

@@ -25,8 +25,8 @@ int lane_get_memory(struct iou_lane *lane, size_t size, enum memory_patience pat
 void lane_put_memory(struct iou_lane *lane, struct memory *memory);
 
 /*
- * Take the memory of a decoder (zstd/windows.c), and wait for it for some seconds. It is apart: a task that has it may
- * wait for pieces. -ENOBUFS: there was none in time; -ECANCELED.
+ * Take the memory of a decoder (content/windows.c), and wait for it for some seconds. It is apart: a task that has it
+ * may wait for pieces. -ENOBUFS: there was none in time; -ECANCELED.
  */
 int lane_get_window(struct iou_lane *lane, iou_zstd *decoder);
 

@@ -10,10 +10,10 @@
 #include <zlib.h>
 
 #include "base/numbers.h"
+#include "content/zstd.h"
 #include "qcow2/compressed.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
-#include "zstd/cluster.h"
 
 /* qemu writes raw deflate with a window of 4 KiB. Other programs may have used the largest one. */
 #define WINDOW_BITS (-15)

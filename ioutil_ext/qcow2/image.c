@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Operations on the guest's disk, in turns, as those on files (image/io.c, zero/policy.c). */
+/* Operations on the guest's disk, in turns, as those on files (image/io.c, image/zero.c). */
 
 #include <errno.h>
 

@@ -17,7 +17,6 @@
 #include "base/syscalls.h"
 #include "image/io.h"
 #include "qcow2/layer.h"
-#include "zero/zero.h"
 
 static struct op inner_op(iou_handle *file, iou_kind kind, uint64_t offset, uint64_t length) {
     return (struct op){

@@ -35,7 +35,7 @@ def test_own_room_and_those_below_may_be_included(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "above"), [("base", "engine"), ("image", "zero"), ("durable", "tls"), ("http", "nbd")]
+    ("room", "above"), [("base", "engine"), ("image", "nbd_client"), ("durable", "tls"), ("http", "nbd")]
 )
 def test_room_that_is_not_below_is_refused(tmp_path: Path, room: str, above: str) -> None:
     write(tmp_path, f"{above}/some.h")

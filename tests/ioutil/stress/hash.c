@@ -2,7 +2,7 @@
 
 /* BLAKE2b, in all ways that work on this processor: pieces of any length and alignment, with and without zeros. */
 
-#include "hash/blake2b.h"
+#include "content/blake2b.h"
 #include "stress.h"
 
 #define LONGEST 5000u

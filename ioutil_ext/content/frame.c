@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "zstd/frame.h"
+#include "content/zstd.h"
 
 /* The bits of the descriptor. Bit 4 is unused, and means nothing; that a checksum follows (bit 2) is the library's. */
 enum { DICTIONARY = 3, RESERVED = 8, SINGLE_SEGMENT = 32 };

@@ -2,8 +2,8 @@
 
 /* The ways to compress for the processors that there are (blake2b.c). */
 
-#ifndef IOUTIL_HASH_BLAKE2B_H
-#define IOUTIL_HASH_BLAKE2B_H
+#ifndef IOUTIL_CONTENT_BLAKE2B_H
+#define IOUTIL_CONTENT_BLAKE2B_H
 
 #include <stdbool.h>
 #include <stddef.h>

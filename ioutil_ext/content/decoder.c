@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A decoder of one frame. Nothing else includes the library's header.
+ * Decoders of bodies, which are one frame, and of clusters. Nothing else includes the library's header.
  *
  * What a peer may cost is bounded before it is spent: memory by the window that the head of the frame says, content by
  * the announced length, data by what a frame of this length can need. The library gets no room for more content than
@@ -15,8 +15,7 @@
 #include <zstd.h>
 
 #include "base/numbers.h"
-#include "zstd/frame.h"
-#include "zstd/windows.h"
+#include "content/zstd.h"
 
 /*
  * What the library takes beside the window: 94 KiB of tables, a block of data and up to two of content (128 KiB each).
@@ -213,5 +212,34 @@ int iou_zstd_decode(iou_zstd *decoder, const void *data, uint64_t length, void *
     all_made += out.pos;
     step->left = decoder->left;
     step->ended = decoder->ended;
+    return error;
+}
+
+/* ---- clusters of images ----------------------------------------------------------------------------------------- */
+
+/* The window of a frame is the cluster if qemu has made it. A larger one, up to what the library takes without being
+   asked, is for other programs; more would be memory that the file demands. */
+#define MOST_WINDOW_BITS 23
+
+/* Each step that moves nothing ends the loop: empty frames cannot go on for ever. */
+static int decode_step(ZSTD_DCtx *context, ZSTD_outBuffer *output, ZSTD_inBuffer *input) {
+    while (output->pos < output->size) {
+        size_t made = output->pos, taken = input->pos;
+        if (ZSTD_isError(ZSTD_decompressStream(context, output, input)) || (output->pos == made && input->pos == taken))
+            return -EIO;
+    }
+    return 0;
+}
+
+int zstd_decode_cluster(void *to, size_t size, const void *from, size_t length) {
+    ZSTD_DCtx *context = ZSTD_createDCtx();
+    ZSTD_outBuffer output = {to, size, 0};
+    ZSTD_inBuffer input = {from, length, 0};
+    if (!context)
+        return -ENOMEM;
+    int error = -ENOMEM;
+    if (!ZSTD_isError(ZSTD_DCtx_setParameter(context, ZSTD_d_windowLogMax, MOST_WINDOW_BITS)))
+        error = decode_step(context, &output, &input);
+    ZSTD_freeDCtx(context);
     return error;
 }

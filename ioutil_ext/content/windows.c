@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/numbers.h"
 #include "base/waiter.h"
-#include "zstd/windows.h"
+#include "content/zstd.h"
 
 /*
  * A decoder rests if, in so many ns of waiting for its peer, it has made less content than this: the same amount as for

@@ -13,7 +13,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "hash/blake2b.h"
+#include "content/blake2b.h"
 
 typedef uint64_t lanes __attribute__((vector_size(8 * IOU_HASH_LANES)));
 

@@ -13,7 +13,6 @@
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "image/io.h"
-#include "zero/zero.h"
 
 /* ---- what is known ---------------------------------------------------------------------------------------------- */
 
