@@ -10,12 +10,8 @@
 #include "base/aio.h"
 #include "base/clock.h"
 #include "base/numbers.h"
-#include "engine/mounts.h"
-#include "engine/own_thread.h"
-#include "engine/queue.h"
+#include "engine/engine.h"
 #include "engine/running.h"
-#include "engine/schedule.h"
-#include "engine/workers.h"
 #include "qcow2/open.h"
 
 #define MAX_PATH_LENGTH 4095u

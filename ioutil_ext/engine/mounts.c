@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "engine/mounts.h"
+#include "engine/engine.h"
 
 static bool is_octal(char c) {
     return c >= '0' && c <= '7';

@@ -2,7 +2,6 @@
 
 /* Operations without a worker. */
 
-#include "engine/own_thread.h"
 #include "base/clock.h"
 #include "engine/running.h"
 

@@ -7,7 +7,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/queue.h"
+#include "engine/engine.h"
 
 /* The engine is not freed before its queues. */
 static void count_queues(struct iou_engine *engine, int more) {

@@ -7,7 +7,9 @@
 
 #include <stdbool.h>
 
+#include "engine/engine.h"
 #include "image/handle.h"
+#include "image/operation.h"
 
 /* Check an operation. -EINVAL: its kind, flags, range or buffer is invalid. */
 int op_check(const struct op *op);
@@ -39,5 +41,14 @@ void op_describe(const struct op *op, uint64_t now, iou_running *record);
 
 /* The functions of files and devices. */
 extern const struct image_ops FILE_IMAGE;
+
+/* ---- own_thread.c ----------------------------------------------------------------------------------------------- */
+
+/* Run an operation whose claim may run, in this thread for a turn. True: it has ended, its claim is removed, and
+   op->result is filled in. The engine lists and counts it meanwhile, and refuses it after its stop. */
+bool own_thread_turn(struct iou_engine *engine, struct op *op);
+
+/* Describe the operation of this owner that has run longest, wherever it runs. False: none runs. Any thread. */
+bool engine_slowest(struct iou_engine *engine, const void *owner, iou_running *record);
 
 #endif

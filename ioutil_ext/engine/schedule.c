@@ -10,8 +10,8 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
+#include "engine/engine.h"
 #include "engine/running.h"
-#include "engine/schedule.h"
 
 static struct device *find_device(struct iou_engine *engine, uint64_t id) {
     for (struct link *node = engine->devices.next; node != &engine->devices; node = node->next) {

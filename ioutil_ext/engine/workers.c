@@ -10,10 +10,8 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "engine/queue.h"
+#include "engine/engine.h"
 #include "engine/running.h"
-#include "engine/schedule.h"
-#include "engine/workers.h"
 
 /* ---- one operation ---------------------------------------------------------------------------------------------- */
 

@@ -11,8 +11,8 @@
 
 #include "base/numbers.h"
 #include "base/thread.h"
-#include "engine/own_thread.h"
-#include "engine/workers.h"
+#include "engine/engine.h"
+#include "engine/running.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
 

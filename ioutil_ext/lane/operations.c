@@ -10,9 +10,8 @@
 #include <errno.h>
 
 #include "base/numbers.h"
-#include "engine/own_thread.h"
+#include "engine/engine.h"
 #include "engine/running.h"
-#include "engine/workers.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "quota/pool.h"
