@@ -9,11 +9,10 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "qcow2/bitmap.h"
-#include "qcow2/cache.h"
-#include "qcow2/judge.h"
+#include "qcow2/chain.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
+#include "qcow2/open.h"
 
 /* Bytes of the directory that are read at a time: a row has at most 1056. */
 enum { WINDOW = 65536, MOST_OF_ROW = BITMAP_ROW + MAX_BITMAP_NAME };

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "qcow2/cache.h"
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
+#include "qcow2/map.h"
 
 /* Memory for slices of one image: the L2 tables of 256 GiB with clusters of 64 KiB, as much as qemu has. */
 #define MOST_BYTES (32 * MIB)

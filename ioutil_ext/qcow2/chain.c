@@ -2,7 +2,6 @@
 
 #include "qcow2/chain.h"
 #include "base/numbers.h"
-#include "qcow2/compressed.h"
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
 

@@ -6,6 +6,7 @@
 #define IOUTIL_QCOW2_CHAIN_H
 
 #include "qcow2/map.h"
+#include "qcow2/qcow2.h"
 
 /* A run of one kind. KIND_UNALLOCATED: no file has it, and it reads as zeros. */
 struct run {
@@ -30,5 +31,41 @@ int chain_is_zero(struct chain *chain, struct op *op, uint32_t first, uint64_t p
 
 /* Read what a run has, from its beginning on. */
 int chain_read_run(struct op *op, const struct run *run, void *to);
+
+/* ---- compressed.c ----------------------------------------------------------------------------------------------- */
+
+/* Clusters that are compressed (compressed.c). */
+
+/*
+ * Read a part of the cluster of an entry: `length` bytes from `start` on, which lie in the cluster. The lock is not
+ * held. -EIO: the data does not decode to a whole cluster. -ENOMEM.
+ */
+int compressed_read(struct qcow2 *q, struct op *op, uint64_t entry, uint64_t start, uint64_t length, void *to);
+
+/* ---- bitmap.c --------------------------------------------------------------------------------------------------- */
+
+/* The bitmap of an image that tells what has changed (bitmap.c). Only images that are open for reading have one. */
+
+/*
+ * Find a bitmap by its name, and read its table. verdict->bitmap gets what became of it. -EUCLEAN, with the reason: the
+ * directory, or what the bitmap says of itself, cannot be right. Blocks; no lock is held.
+ */
+int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verdict *verdict);
+
+/* Runs that are found at a time. */
+#define CHANGES 64u
+
+/* Runs that follow each other, each of what the one before is not: changed, or as it was. */
+struct changes {
+    bool dirty;           /* whether the next one has changed */
+    uint32_t next, count; /* of ends */
+    uint64_t ends[CHANGES];
+};
+
+/*
+ * Find the run that pos is in, and some that follow, at most to `end`. The image's lock is held; may let go of it.
+ * -EIO: the table cannot be right.
+ */
+int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, struct changes *changes);
 
 #endif

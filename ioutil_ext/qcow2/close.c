@@ -3,12 +3,12 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "qcow2/bits.h"
-#include "qcow2/cache.h"
-#include "qcow2/close.h"
-#include "qcow2/flush.h"
 #include "qcow2/grace.h"
+#include "qcow2/image.h"
 #include "qcow2/layer.h"
+#include "qcow2/map.h"
+#include "qcow2/open.h"
+#include "qcow2/space.h"
 
 /* Cut off what the file has grown by in advance, and trailing clusters that are free. */
 static void cut_tail(struct qcow2 *q, struct op *op) {

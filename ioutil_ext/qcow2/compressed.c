@@ -11,7 +11,7 @@
 
 #include "base/numbers.h"
 #include "content/zstd.h"
-#include "qcow2/compressed.h"
+#include "qcow2/chain.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
 

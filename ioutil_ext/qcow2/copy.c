@@ -11,9 +11,9 @@
 
 #include "base/numbers.h"
 #include "qcow2/grace.h"
+#include "qcow2/image.h"
 #include "qcow2/layer.h"
-#include "qcow2/link.h"
-#include "qcow2/write.h"
+#include "qcow2/map.h"
 
 /* The bytes of the request that are in these clusters. */
 static uint64_t copied_length(const struct write *write, uint64_t number, uint64_t count) {

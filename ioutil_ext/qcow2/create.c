@@ -12,7 +12,7 @@
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "qcow2/format.h"
-#include "qcow2/refs.h"
+#include "qcow2/space.h"
 
 enum { HEADER_LENGTH = 112, REFCOUNT_ORDER = 4 };
 

@@ -3,8 +3,8 @@
 #include <errno.h>
 
 #include "base/numbers.h"
-#include "qcow2/bitmap.h"
-#include "qcow2/extents.h"
+#include "qcow2/chain.h"
+#include "qcow2/image.h"
 #include "qcow2/layer.h"
 
 /* What iou_extent tells of a hole. */

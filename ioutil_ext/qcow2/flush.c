@@ -21,14 +21,10 @@
 
 #include "base/numbers.h"
 #include "image/io.h"
-#include "qcow2/bits.h"
-#include "qcow2/cache.h"
-#include "qcow2/flush.h"
 #include "qcow2/grace.h"
+#include "qcow2/image.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
-#include "qcow2/output.h"
-#include "qcow2/refs.h"
 #include "qcow2/space.h"
 
 /* Clusters that wait for a flush before they are free again, at most: of 64 KiB, 4 GiB. */

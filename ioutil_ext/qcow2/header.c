@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "base/numbers.h"
-#include "qcow2/header.h"
+#include "qcow2/format.h"
 
 __attribute__((format(printf, 2, 3))) static iou_qcow2_judgment refuse(char *reason, const char *text, ...) {
     va_list values;

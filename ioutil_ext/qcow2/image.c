@@ -8,14 +8,9 @@
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "image/io.h"
-#include "qcow2/close.h"
-#include "qcow2/extents.h"
-#include "qcow2/flush.h"
 #include "qcow2/image.h"
 #include "qcow2/layer.h"
-#include "qcow2/prompt.h"
-#include "qcow2/write.h"
-#include "qcow2/zero.h"
+#include "qcow2/open.h"
 
 /* Bytes that are read of a run before a look whether the client is still there. */
 #define MOST_READ (8 * MIB)

@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "qcow2/judge.h"
+#include "qcow2/open.h"
 
 int judge(struct op *op, iou_qcow2_verdict *verdict, iou_qcow2_judgment judgment, const char *text, ...) {
     va_list values;

@@ -10,6 +10,7 @@
 #define IOUTIL_QCOW2_LAYER_H
 
 #include "image/handle.h"
+#include "qcow2/qcow2.h"
 
 /* Read; what is past the end of the file reads as zeros. */
 int layer_read(struct op *op, iou_handle *file, void *memory, uint64_t offset, uint64_t length);
@@ -35,5 +36,29 @@ int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end,
 static inline uint64_t layer_size(const iou_handle *file) {
     return file->image->size;
 }
+
+/* ---- output.c --------------------------------------------------------------------------------------------------- */
+
+/* Copies of pieces of tables that are written together (output.c). */
+
+struct piece {
+    uint64_t offset, length; /* in the file */
+    const void *source;
+};
+
+struct output {
+    struct piece *pieces;
+    uint64_t count, room, bytes;
+    uint8_t *memory; /* the copies, in the order of the pieces */
+};
+
+int output_add(struct output *output, uint64_t offset, uint64_t length, const void *source);
+
+/* Copy the sources, in the order of the file. */
+int output_copy(struct output *output);
+
+/* Write the copies; those that follow each other at once. */
+int output_write(const struct output *output, struct qcow2 *q, struct op *op);
+void output_free(struct output *output);
 
 #endif

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "qcow2/bits.h"
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
-#include "qcow2/link.h"
+#include "qcow2/map.h"
+#include "qcow2/space.h"
 
 /* ---- L2 tables -------------------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,37 @@
 #ifndef IOUTIL_QCOW2_MAP_H
 #define IOUTIL_QCOW2_MAP_H
 
-#include "qcow2/cache.h"
+#include "qcow2/qcow2.h"
+#include "qcow2/space.h"
+
+/* ---- cache.c ---------------------------------------------------------------------------------------------------- */
+
+/* Slices of tables, in bounded memory (cache.c). The image's lock is held, unless it says otherwise. */
+
+/* Keys: slices of L2 tables count through the guest's disk, as those of a bitmap, those of reference counts through the
+   file. */
+#define KEY_COUNTS (UINT64_C(1) << 63)
+#define KEY_BITMAP (UINT64_C(1) << 62)
+
+int cache_init(struct qcow2 *q);
+void cache_destroy(struct qcow2 *q);
+
+/*
+ * Get a slice, and pin it. Its table or block exists. Lets go of the lock to read it. host: where it is in the file. An
+ * error is of the read, with the lock held again.
+ */
+int cache_get(struct qcow2 *q, struct op *op, uint64_t key, uint64_t host, struct slice **slice);
+
+/* The slice if it is in memory, else NULL; it is not pinned. */
+const struct slice *cache_peek(struct qcow2 *q, uint64_t key);
+
+static inline void cache_put(struct slice *slice) {
+    slice->pins--;
+}
+
+void cache_dirty(struct qcow2 *q, struct slice *slice);
+
+/* ---- map.c ------------------------------------------------------------------------------------------------------ */
 
 enum kind {
     KIND_UNALLOCATED, /* the files below say what is there */
@@ -71,5 +101,18 @@ static inline void map_put(struct qcow2 *q, struct slice *slice, uint64_t number
 static inline uint64_t map_l1(const struct qcow2 *q, uint64_t number) {
     return be64toh(q->l1[number >> q->table_bits]);
 }
+
+/* ---- link.c ----------------------------------------------------------------------------------------------------- */
+
+/* Changing the tables of the guest's clusters in memory (link.c). The image's lock is held. */
+
+/* Make sure that a guest's cluster has an L2 table that no snapshot uses. Lets go of the lock if it makes one. */
+int link_need_table(struct qcow2 *q, struct op *op, uint64_t number);
+
+/* Note that the tables do not name the clusters of an entry any more. */
+void link_drop(struct qcow2 *q, uint64_t entry);
+
+/* Let entries name taken clusters, in place of what they named before. */
+void link_taken(struct qcow2 *q, struct slice *slice, uint64_t number, const struct taken *taken);
 
 #endif

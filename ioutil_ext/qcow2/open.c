@@ -11,15 +11,12 @@
 
 #include "base/numbers.h"
 #include "base/thread.h"
-#include "qcow2/bitmap.h"
-#include "qcow2/bits.h"
-#include "qcow2/cache.h"
-#include "qcow2/close.h"
+#include "qcow2/chain.h"
 #include "qcow2/image.h"
-#include "qcow2/judge.h"
 #include "qcow2/layer.h"
+#include "qcow2/map.h"
 #include "qcow2/open.h"
-#include "qcow2/walk.h"
+#include "qcow2/space.h"
 
 /* The row of the files of a chain: their operations are called by layer.c. */
 static const struct image_ops INNER_FILE = {0};

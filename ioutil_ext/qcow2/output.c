@@ -5,7 +5,6 @@
 
 #include "base/numbers.h"
 #include "qcow2/layer.h"
-#include "qcow2/output.h"
 
 int output_add(struct output *output, uint64_t offset, uint64_t length, const void *source) {
     if (output->count == output->room) {

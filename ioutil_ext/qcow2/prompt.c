@@ -7,9 +7,9 @@
  * thread for as long as that takes, and nothing is wrong.
  */
 
-#include "qcow2/prompt.h"
 #include "base/numbers.h"
 #include "image/io.h"
+#include "qcow2/image.h"
 #include "qcow2/map.h"
 
 /* Whether clusters can be taken without a call. One more may become a block of reference counts. */

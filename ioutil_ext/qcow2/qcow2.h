@@ -15,7 +15,7 @@
 
 #include "base/waiter.h"
 #include "image/handle.h"
-#include "qcow2/header.h"
+#include "qcow2/format.h"
 
 /* ---- cache.c ---------------------------------------------------------------------------------------------------- */
 

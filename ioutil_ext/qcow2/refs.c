@@ -3,9 +3,8 @@
 #include <errno.h>
 
 #include "base/numbers.h"
-#include "qcow2/bits.h"
 #include "qcow2/map.h"
-#include "qcow2/refs.h"
+#include "qcow2/space.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------------------------- */
 

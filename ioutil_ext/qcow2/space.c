@@ -12,10 +12,8 @@
 #include <errno.h>
 
 #include "base/numbers.h"
-#include "qcow2/bits.h"
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
-#include "qcow2/refs.h"
 #include "qcow2/space.h"
 
 /* Bytes that the file grows by: a quarter of what it has. 64 MiB at most: with 4 threads that write 64 KiB each, longer

@@ -8,6 +8,10 @@
 #ifndef IOUTIL_QCOW2_SPACE_H
 #define IOUTIL_QCOW2_SPACE_H
 
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/numbers.h"
 #include "qcow2/qcow2.h"
 
 /* Clusters that follow each other, each with a reference count of 1. */
@@ -30,5 +34,78 @@ void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros);
 
 /* Give the table of reference counts a longer place in the file if it has got too many entries. */
 int space_move_table(struct qcow2 *q, struct op *op);
+
+/* ---- refs.c ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * Reference counts of the clusters of the file (refs.c): tables, blocks, numbers of 1 to 64 bits. The image's lock is
+ * held; functions with an operation may let go of it.
+ */
+
+/* A number of 2^order bits in a block or a part of one. Of those with less than 8 bits, the first is in the lowest
+   bits of a byte. */
+uint64_t refs_number(const uint8_t *data, uint64_t index, uint32_t order);
+void refs_put_number(uint8_t *data, uint64_t index, uint32_t order, uint64_t value);
+
+static inline uint64_t refs_block(const struct qcow2 *q, uint64_t index) {
+    return index < q->refcount_blocks ? be64toh(q->refcount_table[index]) : 0;
+}
+
+/* Whether there is a block for a cluster. */
+static inline bool refs_has_block(const struct qcow2 *q, uint64_t cluster) {
+    return refs_block(q, cluster >> q->count_bits);
+}
+
+/* Make a cluster of zeros, which lies in the range that it is for, a block that counts itself. -EEXIST: meanwhile there
+   is one. */
+int refs_add_block(struct qcow2 *q, struct op *op, uint64_t cluster);
+
+/* Set the counts of clusters that nothing refers to, or did; their blocks exist. */
+int refs_set(struct qcow2 *q, struct op *op, uint64_t first, uint64_t count, uint64_t value);
+
+/* Take one reference away. *left: what is left. -EIO: there was none. */
+int refs_drop(struct qcow2 *q, struct op *op, uint64_t cluster, uint64_t *left);
+
+/* ---- sets of clusters ------------------------------------------------------------------------------------------- */
+
+/* Sets of numbers from 0 on, a bit for each. A number beyond the room is not in the set. */
+
+/* Make room for the numbers below `room`. -ENOMEM. */
+static inline int bits_reserve(struct bits *bits, uint64_t room) {
+    uint64_t words = room / 64 + 1, had = bits->room / 64;
+    if (words <= had)
+        return 0;
+    words = max_u64(words, had + had / 2);
+    uint64_t *all = realloc(bits->words, words * sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    memset(all + had, 0, (words - had) * sizeof(*all));
+    bits->words = all;
+    bits->room = words * 64;
+    return 0;
+}
+
+static inline bool bits_test(const struct bits *bits, uint64_t number) {
+    return number < bits->room && bits->words[number / 64] >> number % 64 & 1;
+}
+
+/* Returns whether this has changed something. */
+static inline bool bits_set(struct bits *bits, uint64_t number) {
+    uint64_t bit = UINT64_C(1) << number % 64, word = bits->words[number / 64];
+    bits->words[number / 64] = word | bit;
+    return !(word & bit);
+}
+
+static inline bool bits_clear(struct bits *bits, uint64_t number) {
+    bool was = bits_test(bits, number);
+    if (was)
+        bits->words[number / 64] &= ~(UINT64_C(1) << number % 64);
+    return was;
+}
+
+static inline void bits_free(struct bits *bits) {
+    free(bits->words);
+    *bits = (struct bits){0};
+}
 
 #endif

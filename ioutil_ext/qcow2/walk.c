@@ -9,12 +9,10 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "qcow2/bits.h"
-#include "qcow2/judge.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
-#include "qcow2/refs.h"
-#include "qcow2/walk.h"
+#include "qcow2/open.h"
+#include "qcow2/space.h"
 
 /* Bytes of tables that are read: those of 2 TiB with clusters of 64 KiB, half a second from an SSD. */
 #define MOST_TABLES (256 * MIB)

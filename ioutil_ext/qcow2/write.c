@@ -15,9 +15,9 @@
 
 #include "base/numbers.h"
 #include "qcow2/grace.h"
+#include "qcow2/image.h"
 #include "qcow2/layer.h"
-#include "qcow2/link.h"
-#include "qcow2/write.h"
+#include "qcow2/map.h"
 
 /* Bytes of one write: the raw engine's piece. */
 #define MOST_STEP (8 * MIB)

@@ -8,8 +8,8 @@
 #include <errno.h>
 
 #include "base/numbers.h"
-#include "qcow2/link.h"
-#include "qcow2/zero.h"
+#include "qcow2/image.h"
+#include "qcow2/map.h"
 
 struct range_of {
     struct chain *chain;
