@@ -290,7 +290,7 @@ def read_number(data: bytes) -> None:
 def in_c() -> ctypes.CDLL:
     """Return the parsers of lanes."""
     tree = Path(__file__).resolve().parents[1]
-    names = ("tests/ioutil/parsers.c", "ioutil_ext/http/head.c", "ioutil_ext/http/patch.c", "ioutil_ext/http/plain.c")
+    names = ("tests/ioutil/parsers.c", "ioutil_ext/http/head.c", "ioutil_ext/http/plain.c")
     sources = [str(tree / name) for name in names]
     with tempfile.TemporaryDirectory() as directory:
         library = f"{directory}/parsers.so"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HTTP in lanes: the requests that a lane serves (take.c), answers (answers.c), the end of a request (ending.c), doing
+ * HTTP in lanes: the requests that a lane serves (take.c), answers and the end of a request (ending.c), doing
  * requests (requests.c), and the order of the steps (lane.c).
  *
  * A lane serves only plain requests, and gives others back unread. It does not write refusals: it also gives back plain

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Plain requests: the form that programs send, with exact words, each field that matters once, and numbers of at most
- * 18 digits, but for the end of a range. A request in another form is not refused: Python serves it.
+ * Plain requests, and heads for Python. Plain is the form that programs send, with exact words, each field that matters
+ * once, and numbers of at most 18 digits, but for the end of a range. A request in another form is not refused: Python
+ * serves it.
  */
 
 #include <string.h>
 
 #include "http/plain.h"
+
+/* ---- heads of plain requests ------------------------------------------------------------------------------------ */
 
 /* The fields of enum http_field that a plain request may have. Python serves requests with others of them. */
 #define PLAIN_FIELDS                                                                                                   \
@@ -126,4 +129,115 @@ enum http_found http_find_plain(struct http_text data, struct http_text target, 
         return HTTP_MORE;
     bool is_plain = result == IOU_HEAD_WHOLE && head.size <= HTTP_MAX_HEAD && http_read_plain(&head, plain);
     return is_plain && is_same(plain->path, target) ? HTTP_WHOLE : HTTP_OTHER;
+}
+
+/* ---- heads for Python: the length of a message, and whether another one may follow ------------------------------ */
+
+/*
+ * Whether another request may follow. A chunked message, or one with Upgrade, is the last one of its connection: if a
+ * proxy finds another end of the message, it finds no request behind it.
+ */
+static bool keeps_alive(const struct http_head *head) {
+    if (head->chunked || http_has(head, HTTP_UPGRADE) || head->options & HTTP_CLOSE)
+        return false;
+    return head->minor == 1 || head->options & HTTP_KEEP_ALIVE;
+}
+
+int iou_head_read(const void *data, uint64_t length, uint64_t searched, iou_head *said) {
+    struct http_head head;
+    struct http_plain plain;
+    const char *text = data;
+    iou_head_result result = http_read_head((struct http_text){text, text + length}, searched, &head);
+    *said = (iou_head){.field = head.twice};
+    if (result != IOU_HEAD_WHOLE)
+        return (int)result;
+    said->size = head.size;
+    said->method_length = (uint32_t)(head.method.end - head.method.at);
+    said->target_length = (uint32_t)(head.target.end - head.target.at);
+    said->minor = head.minor;
+    said->asks = head.asks;
+    said->length = head.length;
+    said->flags = (head.chunked ? IOU_HEAD_CHUNKED : 0u) | (keeps_alive(&head) ? IOU_HEAD_KEEP_ALIVE : 0u) |
+                  (http_read_plain(&head, &plain) ? IOU_HEAD_PLAIN : 0u);
+    return IOU_HEAD_WHOLE;
+}
+
+/* ---- the JSON of a PATCH ---------------------------------------------------------------------------------------- */
+
+/*
+ * The JSON of a PATCH, in the form that programs write: one object of known keys, each once, with plain numbers. Python
+ * reads JSON in other forms.
+ */
+
+enum { OP, OFFSET, SIZE, FLUSH, FAST, KEYS };
+
+static void skip_space(struct http_text *text) {
+    while (text->at < text->end && memchr(" \t\r\n", *text->at, 4))
+        text->at++;
+}
+
+/* Move past a token and the white space around it. */
+static bool skip_token(struct http_text *text, const char *token) {
+    skip_space(text);
+    bool found = http_skip(text, token);
+    skip_space(text);
+    return found;
+}
+
+/* Read a number. JSON has no leading zeros (RFC 8259 6). A fraction or an exponent fails as the next token. */
+static bool take_number(struct http_text *text, uint64_t *number) {
+    const char *start = text->at;
+    return http_number(text, number) && (*start != '0' || text->at == start + 1);
+}
+
+static bool take_switch(struct http_text *text, bool *value) {
+    *value = http_skip(text, "true");
+    return *value || http_skip(text, "false");
+}
+
+static bool take_op(struct http_text *text, bool *is_flush) {
+    *is_flush = http_skip(text, "\"flush\"");
+    return *is_flush || http_skip(text, "\"zero\"");
+}
+
+static int take_key(struct http_text *text) {
+    static const char *const NAMES[KEYS] = {"\"op\"", "\"offset\"", "\"size\"", "\"flush\"", "\"fast\""};
+    int key = 0;
+    skip_space(text);
+    while (key < KEYS && !http_skip(text, NAMES[key]))
+        key++;
+    return key;
+}
+
+static bool take_value(struct http_text *text, int key, struct http_patch *patch) {
+    switch (key) {
+    case OP:
+        return take_op(text, &patch->is_flush);
+    case OFFSET:
+        return take_number(text, &patch->offset);
+    case SIZE:
+        return take_number(text, &patch->size);
+    case FLUSH:
+        return take_switch(text, &patch->flush);
+    case FAST:
+        return take_switch(text, &patch->fast);
+    default:
+        return false;
+    }
+}
+
+bool http_parse_patch(struct http_text body, struct http_patch *patch) {
+    unsigned seen = 0;
+    *patch = (struct http_patch){0};
+    if (!skip_token(&body, "{"))
+        return false;
+    do {
+        int key = take_key(&body);
+        if (seen & 1u << key || !skip_token(&body, ":") || !take_value(&body, key, patch))
+            return false;
+        seen |= 1u << key;
+    } while (skip_token(&body, ","));
+    if (!skip_token(&body, "}") || body.at != body.end)
+        return false;
+    return patch->is_flush ? seen == 1u << OP : seen & 1u << OP && seen & 1u << SIZE;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Plain requests, which lanes serve (plain.c), and the JSON of a PATCH (patch.c). They need no lane. */
+/* Plain requests, which lanes serve, and the JSON of a PATCH (plain.c). They need no lane. */
 
 #ifndef IOUTIL_HTTP_PLAIN_H
 #define IOUTIL_HTTP_PLAIN_H
