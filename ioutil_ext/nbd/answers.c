@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The answers to requests, from the results of their operations. */
+/* The answers to requests, from the results of their operations; the pieces of a WRITE. */
 
 #include <errno.h>
 #include <string.h>
@@ -75,4 +75,30 @@ struct answer answer_fill(struct task *task, char *data, uint64_t offset, uint64
 void request_end(struct iou_lane *lane) {
     if (atomic_fetch_sub(&lane->state.running, 1) == 1 && lane->state.refusing)
         lane_wake(lane);
+}
+
+/* ---- WRITE ------------------------------------------------------------------------------------------------------ */
+
+void write_set(struct op *op, const struct payload *payload, bool fua) {
+    *op = (struct op){
+        .kind = IOU_WRITE,
+        .flags = fua ? IOU_FUA : 0,
+        .offset = payload->offset,
+        .length = payload->length,
+        .buffer = payload->data,
+    };
+}
+
+/*
+ * The sync after the last piece of a file covers all pieces. On a remote image FUA is part of each write, and covers
+ * only that write.
+ */
+void write_piece(struct task *task, struct payload *payload, bool fua) {
+    bool is_part = task->lane->handle->ops->remote;
+    struct op op;
+    answer_check(task->lane, &payload->answer);
+    if (payload->answer.error)
+        return;
+    write_set(&op, payload, fua && is_part);
+    payload->answer = answer_run(task, &op);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD in lanes: answers to requests (answers.c), payloads of WRITE (write.c), receiving (receive.c), replies
+ * NBD in lanes: answers to requests, and payloads of WRITE (answers.c), receiving (receive.c), replies
  * (replies.c), READ and BLOCK_STATUS (reads.c), all requests (requests.c), and the order of the steps (lane.c).
  */
 
