@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "nbd_client/parts.h"
+#include "nbd_client/rounds.h"
 
 /* ---- extents ---------------------------------------------------------------------------------------------------- */
 

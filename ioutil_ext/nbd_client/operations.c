@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The operations of an image that an NBD server has: reading and writing, in whole blocks where the server takes no
- * others. A block of which a change has a part is read, changed and written back, under the claim of the operation.
+ * The operations of an image that an NBD server has: reading, writing and flushing, in whole blocks where the server
+ * takes no others. A block of which a change has a part is read, changed and written back, under the claim of the
+ * operation.
  */
 
 #include <errno.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 
 #include "base/numbers.h"
-#include "nbd_client/parts.h"
+#include "nbd_client/rounds.h"
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
 
@@ -72,6 +73,57 @@ int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
     return error;
 }
 
+/* ---- flushing --------------------------------------------------------------------------------------------------- */
+
+/*
+ * Flushing. After a failure each flush fails: the data of other writes may be what was lost. So it does after a session
+ * that has ended with changes that no flush had covered, or that were not answered.
+ */
+
+/* Note that the flush of an operation has failed: each later one fails. */
+static void flush_failed(struct op *op) {
+    struct client *client = client_of(op->handle);
+    pthread_mutex_lock(&client->lock);
+    const iou_nbd_failure *failure = failure_find(client, op->result.size);
+    if (!client->flush_failure.number && failure)
+        client->flush_failure = *failure;
+    pthread_mutex_unlock(&client->lock);
+    iou_durable_flushed(op->handle->durable, NULL, EIO);
+}
+
+/* Send a flush on each connection: it covers what was answered on that one, at least. */
+static int flush_all(struct round *round, uint32_t connections) {
+    int error = 0;
+    for (uint32_t i = 0; !error && i < connections; i++)
+        error = round_add(round, (struct nbd_request){.command = CMD_FLUSH});
+    return error ? error : round_run(round);
+}
+
+int nbd_sync(struct op *op) {
+    struct round round;
+    int error = round_enter(&round, op);
+    if (error)
+        return error;
+    struct client *client = round.client;
+    pthread_mutex_lock(&client->lock);
+    iou_nbd_failure failure = client->flush_failure;
+    uint64_t changed = client->session.changed, session = client->session.number;
+    uint32_t connections = client->session.count;
+    if (!failure.number && !(round.agreed.flags & NBD_CAN_FLUSH))
+        failure.number = failure_add(client, IOU_NBD_NO_FLUSH, NULL, failure.error = EOPNOTSUPP, "", 0);
+    pthread_mutex_unlock(&client->lock);
+    if (failure.number)
+        return round_fail(&round, failure.number, failure.error);
+    error = flush_all(&round, connections);
+    if (error && op->result.syscall == IOU_SYS_SERVER && error != -ENOTCONN)
+        flush_failed(op);
+    pthread_mutex_lock(&client->lock);
+    if (!error && client->session.number == session)
+        client->session.flushed = max_u64(client->session.flushed, changed);
+    pthread_mutex_unlock(&client->lock);
+    return error;
+}
+
 /* ---- reading and writing ---------------------------------------------------------------------------------------- */
 
 static int begin_blocks(struct round *round, struct blocks *blocks, struct op *op) {
@@ -110,7 +162,7 @@ int nbd_read(struct op *op) {
 int nbd_changed(struct round *round, int error) {
     struct op *op = round->op;
     if (error && op->result.syscall == IOU_SYS_SERVER && round->flags & FLAG_FUA && error != -ENOTCONN)
-        nbd_flush_failed(op);
+        flush_failed(op);
     if (!error && op->flags & IOU_FUA && !(round->agreed.flags & NBD_CAN_FUA))
         error = nbd_sync(op);
     return error;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
-#include "nbd_client/parts.h"
+#include "nbd_client/rounds.h"
 
 /* The source of zeros that are written where the server cannot zero. It is never written to, so it stays one shared
    page of the kernel. It is not const, so that it is in .bss. */
