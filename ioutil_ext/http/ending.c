@@ -66,15 +66,13 @@ static size_t fill_template(struct http *http, const struct http_template *templ
 
 void http_answer_continue(struct iou_lane *lane) {
     static const char CONTINUE[] = "HTTP/1.1 100 Continue\r\n\r\n";
-    struct iovec part = {.iov_base = (void *)(uintptr_t)CONTINUE, .iov_len = sizeof(CONTINUE) - 1};
-    lane_send(lane, &part, 1);
+    lane_send_one(lane, CONTINUE, sizeof(CONTINUE) - 1);
 }
 
 void http_answer_done(struct iou_lane *lane) {
     char answer[MAX_FILLED];
     struct http *http = http_of(lane);
-    struct iovec part = {.iov_base = answer, .iov_len = fill_template(http, http->request.answer, answer)};
-    lane_send(lane, &part, 1);
+    lane_send_one(lane, answer, fill_template(http, http->request.answer, answer));
 }
 
 uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first) {
@@ -87,8 +85,7 @@ uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bo
     uint64_t before = parts[0].iov_len, sent = lane_send_until_pause(lane, parts, 2);
     if (sent >= before)
         return sent - before;
-    struct iovec rest = {.iov_base = head + sent, .iov_len = before - sent};
-    lane_send(lane, &rest, 1);
+    lane_send_one(lane, head + sent, before - sent);
     return 0;
 }
 

@@ -261,6 +261,11 @@ void lane_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
         send_in_turn(lane, parts, count, false);
 }
 
+void lane_send_one(struct iou_lane *lane, const void *message, size_t size) {
+    struct iovec part = {.iov_base = (void *)(uintptr_t)message, .iov_len = size};
+    lane_send(lane, &part, 1);
+}
+
 uint64_t lane_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count) {
     uint64_t bytes = sum(parts, count);
     if (!put_in_outbox(lane, parts, count))

@@ -55,6 +55,7 @@ struct lane_socket {
 
 /* Send all parts, in one piece. A short message may still be in the outbox: lane_flush(). */
 void lane_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
+void lane_send_one(struct iou_lane *lane, const void *message, size_t size);
 
 /* Whether a message of so many bytes would go to the outbox, so that sending does not wait. */
 bool socket_has_room(const struct iou_lane *lane, uint64_t bytes);

@@ -17,9 +17,8 @@
 /* Send the last reply of the negotiation. The first task calls this before it leads. */
 static void nbd_begin(struct iou_lane *lane) {
     struct nbd *nbd = nbd_of(lane);
-    struct iovec part = {.iov_base = nbd->reply, .iov_len = nbd->reply_length};
     socket_take_turn(lane); /* so that it does not go to the outbox */
-    lane_send(lane, &part, 1);
+    lane_send_one(lane, nbd->reply, nbd->reply_length);
     socket_give_turn(lane);
     lane->socket.sent = 0; /* only replies to requests count */
     free(nbd->reply);

@@ -18,20 +18,15 @@
 /* Most runs of data and holes in one piece, each with its head. */
 #define MAX_RUNS (MEMORY_PIECE / HOLE + 1)
 
-static void send_one(struct iou_lane *lane, char *message, size_t size) {
-    struct iovec part = {.iov_base = message, .iov_len = size};
-    lane_send(lane, &part, 1);
-}
-
 /* With structured replies, success without data is still a simple reply, which is the shortest one. A READ must have a
    structured reply (proto.md, "Transmission"). */
 void reply_success(struct iou_lane *lane, const struct request *request) {
     char header[MAX_HEADER];
     bool chunk = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED ||
                  (wire_has_chunks(&nbd_of(lane)->dialect) && request->command == CMD_READ);
-    send_one(lane, header,
-             chunk ? wire_chunk(header, &nbd_of(lane)->dialect, request, CHUNK_NONE, true, 0)
-                   : wire_simple(header, request, 0));
+    lane_send_one(lane, header,
+                  chunk ? wire_chunk(header, &nbd_of(lane)->dialect, request, CHUNK_NONE, true, 0)
+                        : wire_simple(header, request, 0));
 }
 
 void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text) {
@@ -39,14 +34,14 @@ void reply_error(struct iou_lane *lane, const struct request *request, uint32_t 
     size_t length = strnlen(text, MAX_ERROR_TEXT), size;
     *request->told = error;
     if (!wire_has_chunks(&nbd_of(lane)->dialect)) {
-        send_one(lane, message, wire_simple(message, request, error));
+        lane_send_one(lane, message, wire_simple(message, request, error));
         return;
     }
     size = wire_chunk(message, &nbd_of(lane)->dialect, request, CHUNK_ERROR, true, 6 + length);
     size += put32(message + size, error);
     size += put16(message + size, (uint16_t)length);
     memcpy(message + size, text, length);
-    send_one(lane, message, size + length);
+    lane_send_one(lane, message, size + length);
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------------- */
