@@ -29,6 +29,11 @@ static inline bool is_aligned(uint64_t value, uint64_t unit) {
     return (value & (unit - 1)) == 0;
 }
 
+/* Whether a range lies in the first size bytes. Any numbers. */
+static inline bool lies_in(uint64_t offset, uint64_t length, uint64_t size) {
+    return length <= size && offset <= size - length;
+}
+
 static inline uint64_t min_u64(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/numbers.h"
 #include "durable/durable.h"
 
 /* Most flushes that run and cover something. */
@@ -12,14 +13,10 @@
 
 /* ---- changes ---------------------------------------------------------------------------------------------------- */
 
-static bool is_range(uint64_t offset, uint64_t length) {
-    return length <= INT64_MAX && offset <= INT64_MAX - length;
-}
-
 int iou_durable_try_change(iou_durable *record, uint64_t offset, uint64_t length) {
     if (!record || length == 0)
         return 0;
-    if (!is_range(offset, length))
+    if (!lies_in(offset, length, INT64_MAX))
         return -EINVAL;
     pthread_mutex_lock(&record->lock);
     bool durable = durable_has(record, offset, offset + length);
@@ -35,7 +32,7 @@ int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
 }
 
 void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable) {
-    if (!record || length == 0 || !is_range(offset, length))
+    if (!record || length == 0 || !lies_in(offset, length, INT64_MAX))
         return;
     struct ranges ranges = {0};
     pthread_mutex_lock(&record->lock);
@@ -68,7 +65,7 @@ static bool cover(struct iou_durable *record, struct iou_covered *covered, uint6
 }
 
 iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t length) {
-    if (!record || !is_range(offset, length))
+    if (!record || !lies_in(offset, length, INT64_MAX))
         return NULL;
     iou_covered *covered = calloc(1, sizeof(*covered));
     if (covered && !cover(record, covered, offset, length)) {

@@ -6,10 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/numbers.h"
 #include "engine/running.h"
 #include "qcow2/open.h"
-
-#define MAX_OFFSET ((uint64_t)INT64_MAX)
 
 static const uint32_t ALLOWED_FLAGS[] = {
     [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED | IOU_SHARED,
@@ -42,11 +41,9 @@ int op_check(const struct op *op) {
         return -EINVAL;
     if (op->kind == IOU_OPEN)
         return 0;
-    if (!op->handle || op->length > MAX_OFFSET || op->offset > MAX_OFFSET - op->length || !has_buffer(op))
+    if (!op->handle || !lies_in(op->offset, op->length, INT64_MAX) || !has_buffer(op))
         return -EINVAL;
-    if (changes_data(op->kind) && !op->handle->writable)
-        return -EINVAL;
-    return 0;
+    return changes_data(op->kind) && !op->handle->writable ? -EINVAL : 0;
 }
 
 /* ---- claims of changes ------------------------------------------------------------------------------------------ */

@@ -25,7 +25,7 @@ static bool resolve(const struct iou_lane *lane, const struct http_plain *plain,
 bool http_may_write(const struct iou_lane *lane, uint64_t offset, uint64_t length) {
     const struct image *image = lane->handle->image;
     uint64_t size = image->grows ? lane->size : min_u64(lane->size, image->size);
-    return !(lane->flags & IOU_LANE_READ_ONLY) && length <= size && offset <= size - length;
+    return !(lane->flags & IOU_LANE_READ_ONLY) && lies_in(offset, length, size);
 }
 
 static enum http_found take_get(struct iou_lane *lane, const struct http_plain *plain) {
@@ -103,7 +103,7 @@ enum http_found http_take(struct iou_lane *lane) {
 /* Whether the numbers of a body go together. A body without chunks that is not encoded has the length of its range. */
 static bool is_instruction_sound(const iou_instruction *said) {
     bool chunked = said->flags & IOU_INSTRUCTION_CHUNKED, encoded = said->flags & IOU_INSTRUCTION_ENCODED;
-    if (said->offset > INT64_MAX || said->length > INT64_MAX - said->offset || said->body > INT64_MAX)
+    if (!lies_in(said->offset, said->length, INT64_MAX) || said->body > INT64_MAX)
         return false;
     if (said->kind == IOU_READ)
         return !said->flags && !said->body;
@@ -136,6 +136,5 @@ bool http_is_allowed(const struct iou_lane *lane) {
     const struct http_request *request = &http_of(lane)->request;
     if (request->kind != IOU_READ)
         return http_may_write(lane, request->offset, request->length);
-    uint64_t size = min_u64(lane->size, lane->handle->image->size);
-    return request->length <= size && request->offset <= size - request->length;
+    return lies_in(request->offset, request->length, min_u64(lane->size, lane->handle->image->size));
 }

@@ -48,7 +48,6 @@ static void check_status(const struct dialect *dialect, struct request *request)
 
 static void check_request(const struct dialect *dialect, struct request *request) {
     unsigned command = request->command;
-    bool inside = request->length <= dialect->size && request->offset <= dialect->size - request->length;
     if (command >= COMMANDS)
         wire_refuse(request, NBD_EINVAL, "unknown command");
     else if (request->flags & ~allowed_flags(dialect, command))
@@ -59,7 +58,7 @@ static void check_request(const struct dialect *dialect, struct request *request
         return;
     else if (dialect->flags & IOU_LANE_READ_ONLY && is_writing(command))
         wire_refuse(request, NBD_EPERM, "the export is read-only");
-    else if (!inside)
+    else if (!lies_in(request->offset, request->length, dialect->size))
         wire_refuse(request, command == CMD_WRITE || command == CMD_WRITE_ZEROES ? NBD_ENOSPC : NBD_EINVAL,
                     "the range is not inside the export");
     else if (request->length > MAX_PAYLOAD && command == CMD_READ)

@@ -112,7 +112,7 @@ int round_enter(struct round *round, struct op *op) {
     if (failure)
         return round_fail(round, failure, ENOTCONN);
     uint64_t size = client->image.size, length = op->kind == IOU_EXTENTS ? 0 : op->length;
-    return length && (op->offset > size || length > size - op->offset) ? size_ends(op, size) : 0;
+    return length && !lies_in(op->offset, length, size) ? size_ends(op, size) : 0;
 }
 
 /* ---- one round -------------------------------------------------------------------------------------------------- */
