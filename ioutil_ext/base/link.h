@@ -13,6 +13,9 @@ struct link {
     struct link *prev, *next;
 };
 
+/* The value of a list or a node with this name at its beginning. */
+#define LINK_EMPTY(name) {&(name), &(name)}
+
 static inline void link_init(struct link *node) {
     node->prev = node->next = node;
 }

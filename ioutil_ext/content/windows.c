@@ -35,8 +35,8 @@
 #define MOST_SLOW 128u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct link waiters = {&waiters, &waiters}; /* for memory that is given back */
-static struct link windows = {&windows, &windows};
+static struct link waiters = LINK_EMPTY(waiters); /* for memory that is given back */
+static struct link windows = LINK_EMPTY(windows);
 static uint64_t used;
 static uint32_t slow_next; /* the place of the oldest */
 static struct {

@@ -57,9 +57,8 @@ static void finish_canceled(struct op *op) {
 }
 
 static int cancel_each(iou_engine *engine, bool all) {
-    struct link canceled;
+    struct link canceled = LINK_EMPTY(canceled);
     struct claim *freed = NULL;
-    link_init(&canceled);
     pthread_mutex_lock(&engine->lock);
     uint32_t count = schedule_cancel(engine, all, &canceled, &freed);
     pthread_mutex_unlock(&engine->lock);

@@ -178,13 +178,12 @@ static bool is_session(const iou_nbd_session *told) {
 
 int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *told) {
     struct client *client = client_of(handle);
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     bool lost = false;
     if (handle_is_foreign(handle))
         return -ECHILD;
     if (!is_session(told) || told->most % handle->unit)
         return -EINVAL;
-    link_init(&served);
     pthread_mutex_lock(&client->lock);
     int error = replace(client, told, &lost);
     if (!error)
@@ -198,10 +197,9 @@ int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *told) {
 
 uint64_t iou_nbd_client_refuse(iou_handle *handle, const char *text, uint32_t forever) {
     struct client *client = client_of(handle);
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     if (handle_is_foreign(handle))
         return 0;
-    link_init(&served);
     pthread_mutex_lock(&client->lock);
     uint64_t failure =
         failure_add(client, forever ? IOU_NBD_UNUSABLE : IOU_NBD_GONE, NULL, ENOTCONN, text, strlen(text));
@@ -215,10 +213,9 @@ uint64_t iou_nbd_client_refuse(iou_handle *handle, const char *text, uint32_t fo
 
 int iou_nbd_client_leave(iou_handle *handle, uint32_t wait_ms) {
     struct client *client = client_of(handle);
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     if (handle_is_foreign(handle))
         return -ECHILD;
-    link_init(&served);
     pthread_mutex_lock(&client->lock);
     client->leaving = true;
     uint64_t failure = failure_gone(client, "it leaves requests unanswered");
@@ -232,10 +229,9 @@ int iou_nbd_client_leave(iou_handle *handle, uint32_t wait_ms) {
 
 int iou_nbd_client_interrupt(iou_handle *handle) {
     struct client *client = client_of(handle);
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     if (handle_is_foreign(handle))
         return -ECHILD;
-    link_init(&served);
     pthread_mutex_lock(&client->lock);
     for (struct link *node = client->entering.next, *next; node != &client->entering; node = next) {
         struct entering *entering = container_of(node, struct entering, waiter.link);

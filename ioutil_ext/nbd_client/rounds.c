@@ -185,10 +185,9 @@ int round_run(struct round *round) {
     struct client *client = round->client;
     struct calls calls = {.left = round->count, .control = round->op->control};
     struct outcome outcome = {0};
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     if (!round->count)
         return 0;
-    link_init(&served);
     pthread_mutex_lock(&client->lock);
     bool started = start_round(round, &calls, &served);
     bool same = client->session.number == round->session;

@@ -147,8 +147,7 @@ static void release_cut(struct ticket_quota *quota, struct link *served) {
 }
 
 void memory_wake(struct memory_pool *pool) {
-    struct link served;
-    link_init(&served);
+    struct link served = LINK_EMPTY(served);
     pthread_mutex_lock(&pool->lock);
     for (struct link *node = pool->waiting.next, *next; node != &pool->waiting; node = next) {
         next = node->next;
@@ -175,8 +174,7 @@ static int begin_to_wait(struct claimant *claimant, struct link *served) {
 void memory_give_up(struct claimant *claimant, int error) {
     struct memory_pool *pool = claimant->user->pool;
     struct ticket_quota *quota = claimant->user->quota;
-    struct link served;
-    link_init(&served);
+    struct link served = LINK_EMPTY(served);
     pthread_mutex_lock(&pool->lock);
     if (claimant->waiter.state == WAITER_WAITS) {
         end_wait(claimant, error, &served);
@@ -193,9 +191,8 @@ void memory_give_up(struct claimant *claimant, int error) {
 int memory_ask(struct claimant *claimant) {
     struct memory_user *user = claimant->user;
     struct memory_pool *pool = user->pool;
-    struct link served;
+    struct link served = LINK_EMPTY(served);
     bool blocks;
-    link_init(&served);
     if (claimant->size > pool->long_limit)
         return -EOVERFLOW;
     if (user->cuts(user))
@@ -212,8 +209,7 @@ int memory_ask(struct claimant *claimant) {
 void memory_put(struct memory_user *user, struct memory *memory) {
     struct memory_pool *pool = user->pool;
     bool whole = !memory->slab;
-    struct link served;
-    link_init(&served);
+    struct link served = LINK_EMPTY(served);
     if (whole)
         free_long(memory);
     pthread_mutex_lock(&pool->lock);
