@@ -37,6 +37,13 @@ static inline void link_remove(struct link *node) {
     link_init(node);
 }
 
+/* Remove the first node, which exists, and return it. */
+static inline struct link *link_take(struct link *list) {
+    struct link *node = list->next;
+    link_remove(node);
+    return node;
+}
+
 /* Move all nodes to another list, not initialized yet. */
 static inline void link_move(struct link *from, struct link *to) {
     link_init(to);

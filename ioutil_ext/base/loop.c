@@ -192,8 +192,7 @@ static bool take_woken(struct loop *loop, bool sleeps) {
     loop->asleep = asleep;
     pthread_mutex_unlock(&loop->lock);
     while (!link_empty(&woken)) {
-        struct fiber *fiber = container_of(woken.next, struct fiber, woken);
-        link_remove(&fiber->woken);
+        struct fiber *fiber = container_of(link_take(&woken), struct fiber, woken);
         wake_fiber(fiber);
     }
     if (interrupts)

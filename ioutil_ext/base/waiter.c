@@ -49,8 +49,7 @@ void waiter_wake(struct waiter *waiter) {
 
 void waiters_wake(struct link *served) {
     while (!link_empty(served)) {
-        struct waiter *waiter = container_of(served->next, struct waiter, link);
-        link_remove(&waiter->link);
+        struct waiter *waiter = container_of(link_take(served), struct waiter, link);
         waiter_wake(waiter);
     }
 }

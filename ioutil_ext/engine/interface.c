@@ -64,8 +64,7 @@ static int cancel_each(iou_engine *engine, bool all) {
     pthread_mutex_unlock(&engine->lock);
     claims_admit(freed);
     while (!link_empty(&canceled)) {
-        struct op *op = container_of(canceled.next, struct op, link);
-        link_remove(&op->link);
+        struct op *op = container_of(link_take(&canceled), struct op, link);
         finish_canceled(op);
     }
     return (int)count;

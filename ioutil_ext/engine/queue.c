@@ -79,8 +79,7 @@ int iou_reap(iou_queue *queue, iou_completion *completions, uint32_t max) {
         return -ECHILD;
     pthread_mutex_lock(&queue->lock);
     while (count < max && !link_empty(&queue->completed)) {
-        struct op *op = container_of(queue->completed.next, struct op, link);
-        link_remove(&op->link);
+        struct op *op = container_of(link_take(&queue->completed), struct op, link);
         completions[count++] = op->result;
         free_op(op);
     }

@@ -174,8 +174,7 @@ static bool start_worker(struct iou_engine *engine) {
 }
 
 static void wake_one(struct iou_engine *engine) {
-    struct worker *worker = container_of(engine->idle.next, struct worker, idle);
-    link_remove(&worker->idle);
+    struct worker *worker = container_of(link_take(&engine->idle), struct worker, idle);
     link_append(&engine->woken, &worker->idle);
     set_awake(worker);
 }
@@ -186,8 +185,7 @@ void engine_unlock(struct iou_engine *engine) {
     link_move(&engine->woken, &woken);
     pthread_mutex_unlock(&engine->lock);
     while (!link_empty(&woken)) {
-        struct worker *worker = container_of(woken.next, struct worker, idle);
-        link_remove(&worker->idle);
+        struct worker *worker = container_of(link_take(&woken), struct worker, idle);
         sem_post(&worker->wake);
     }
 }
@@ -214,8 +212,7 @@ void workers_wake_all(struct iou_engine *engine) {
 
 void workers_join_dead(struct iou_engine *engine) {
     while (!link_empty(&engine->dead)) {
-        struct worker *worker = container_of(engine->dead.next, struct worker, link);
-        link_remove(&worker->link);
+        struct worker *worker = container_of(link_take(&engine->dead), struct worker, link);
         pthread_join(worker->thread, NULL);
         sem_destroy(&worker->wake);
         free(worker);

@@ -149,8 +149,7 @@ void socket_give_turn(struct iou_lane *lane) {
     lane->socket.begun = false;
     if (link_empty(&lane->socket.waiters))
         return;
-    struct waiter *waiter = container_of(lane->socket.waiters.next, struct waiter, link);
-    link_remove(&waiter->link);
+    struct waiter *waiter = container_of(link_take(&lane->socket.waiters), struct waiter, link);
     lane->socket.sender = waiter->fiber;
     lane->socket.sender_depth = 1;
     waiter_wake(waiter);

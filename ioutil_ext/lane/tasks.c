@@ -48,8 +48,7 @@ static void uncount_task(struct iou_lane *lane) {
 static struct task *new_task(struct iou_lane *lane) {
     struct task *task = NULL;
     if (!link_empty(&lane->tasks.spare)) {
-        task = container_of(lane->tasks.spare.next, struct task, link);
-        link_remove(&task->link);
+        task = container_of(link_take(&lane->tasks.spare), struct task, link);
     } else if ((task = calloc(1, sizeof(*task)))) {
         task->lane = lane;
         work_init(&task->own);
@@ -177,8 +176,7 @@ void tasks_interrupted(struct iou_lane *lane) {
 
 static void free_tasks(struct link *tasks) {
     while (!link_empty(tasks)) {
-        struct task *task = container_of(tasks->next, struct task, link);
-        link_remove(&task->link);
+        struct task *task = container_of(link_take(tasks), struct task, link);
         work_destroy(&task->own);
         free(task);
     }

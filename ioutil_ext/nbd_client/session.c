@@ -90,8 +90,7 @@ static void give_up_requests(struct connection *connection) {
         give_up(client, request);
     }
     while (!link_empty(&connection->queue)) {
-        struct nbd_request *request = container_of(connection->queue.next, struct nbd_request, link);
-        link_remove(&request->link);
+        struct nbd_request *request = container_of(link_take(&connection->queue), struct nbd_request, link);
         give_up(client, request);
     }
 }

@@ -92,8 +92,7 @@ static struct slice *take_memory(struct qcow2 *q) {
     if (!slice && link_empty(&cache->spare))
         add_cache_block(q);
     if (!slice && !link_empty(&cache->spare)) {
-        slice = container_of(cache->spare.next, struct slice, order);
-        link_remove(&slice->order);
+        slice = container_of(link_take(&cache->spare), struct slice, order);
     }
     return slice ? slice : evict(cache);
 }

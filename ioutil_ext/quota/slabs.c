@@ -111,8 +111,7 @@ static uint32_t all_free(int class) {
 /* ---- slabs of devices, and kept slabs --------------------------------------------------------------------------- */
 
 static struct slab *take_kept_slab(struct memory_pool *pool) {
-    struct slab *slab = container_of(pool->kept.next, struct slab, link);
-    link_remove(&slab->link);
+    struct slab *slab = container_of(link_take(&pool->kept), struct slab, link);
     pool->kept_size -= MEMORY_PIECE;
     return slab;
 }
