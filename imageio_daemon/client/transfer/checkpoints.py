@@ -25,58 +25,6 @@ LAST_FLUSH = 10.0
 CHECKPOINT = 10.0
 
 
-class Confirmed:
-    """The bytes that were sent, and those that a flush of the same process has confirmed. Thread-safe.
-
-    Restarts tells whether it is the same process.
-    """
-
-    def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
-        self._lock = threading.Lock()
-        self._safe = new_ranges(done)
-        self._interval = interval
-        self._next = time.monotonic() + interval
-        #: The sent bytes that no flush has confirmed, and those that are lost.
-        self.rest = Unflushed()
-
-    def add(self, start: int, end: int, restarts: int) -> bool:
-        """Add sent bytes. Return True, to one thread at a time, if a flush is due.
-
-        `restarts` is the Restarts.count before they were sent.
-        """
-        self.rest.wrote(start, end, restarts)
-        with self._lock:
-            if time.monotonic() < self._next:
-                return False
-            self._next = time.monotonic() + self._interval
-            return True
-
-    def flushed(self, sent: Written, restarts: int) -> None:
-        """Note a flush of the bytes that rest.take() has returned. Those sent before a restart may be lost.
-
-        `restarts` is the Restarts.count after the flush.
-        """
-        self.rest.flushed(sent, restarts)
-        with self._lock:
-            for piece in sent[restarts].pieces() if restarts in sent else ():
-                self._safe.add(*piece)
-
-    def confirm(self, start: int, end: int) -> None:
-        """Add bytes that are on stable storage, as the server says."""
-        with self._lock:
-            self._safe.add(start, end)
-
-    def size(self) -> int:
-        """Return the number of bytes that are on stable storage."""
-        with self._lock:
-            return self._safe.size()
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """Return the (start, end) ranges that are on stable storage."""
-        with self._lock:
-            return self._safe.pieces()
-
-
 class Checkpoints:
     """Flush the target every `interval` seconds, and save in the record what that confirms. Thread-safe.
 
@@ -86,46 +34,81 @@ class Checkpoints:
     def __init__(self, record: Record, done: RangeSet, interval: float) -> None:
         self._record = record
         self._before = done.size()
-        self._confirmed = Confirmed(done.pieces(), interval)
+        self._lock = threading.Lock()
+        self._safe = new_ranges(done.pieces())  # what is on stable storage
+        self._unflushed = Unflushed()
+        self._interval = interval
+        self._next = time.monotonic() + interval
         self._saving = threading.Lock()
 
     @property
     def durable(self) -> int | None:
         """Return how many bytes the next transfer need not move, or None if this one cannot be continued."""
-        return self._confirmed.size() if self._record.is_kept else None
+        return self._size() if self._record.is_kept else None
 
     def sent(self, image: RemoteImage, start: int, end: int, restarts: int = 0) -> None:
         """Note that the target has taken the bytes from start to end, and flush if it is time.
 
         `restarts` is the Restarts.count before they were sent. Raises as confirm() does.
         """
-        if self._confirmed.add(start, end, restarts):
-            self._save(image)
+        self._unflushed.wrote(start, end, restarts)
+        with self._lock:
+            now = time.monotonic()
+            is_due = now >= self._next
+            if is_due:
+                self._next = now + self._interval
+        if is_due:
+            self._flush_and_save(image)
 
     def confirm(self, image: RemoteImage) -> None:
         """Flush. Raises FlushFailed, and as _flush() does."""
-        sent = self._confirmed.rest.take()
+        sent = self._unflushed.take()
         try:
             restarts = self._flush(image)
         except Stopped:
-            self._confirmed.rest.give_back(sent)
+            self._unflushed.give_back(sent)
             raise
         except FlushFailed:
             self._record.close()
             raise
-        self._confirmed.flushed(sent, restarts)
+        self._flushed(sent, restarts)
 
     def _flush(self, image: RemoteImage) -> int:
         """Flush the target, and return Restarts.count after it."""
         raise NotImplementedError
 
-    def _save(self, image: RemoteImage) -> None:
+    def _flushed(self, sent: Written, restarts: int) -> None:
+        """Note a flush of the bytes that Unflushed.take() has returned. Those sent before a restart may be lost.
+
+        `restarts` is the Restarts.count after the flush. If it is the same, one process has served all.
+        """
+        self._unflushed.flushed(sent, restarts)
+        if restarts in sent:
+            self._add(sent[restarts].pieces())
+
+    def _add(self, safe: Iterable[tuple[int, int]]) -> None:
+        """Add (start, end) ranges that are on stable storage."""
+        with self._lock:
+            for piece in safe:
+                self._safe.add(*piece)
+
+    def _size(self) -> int:
+        with self._lock:
+            return self._safe.size()
+
+    def _save(self) -> None:
+        """Save which ranges are on stable storage."""
+        with self._lock:
+            pieces = self._safe.pieces()
+        self._record.save(pieces)
+
+    def _flush_and_save(self, image: RemoteImage) -> None:
         """Flush and save, unless another thread does it now, because a flush may take long."""
         if not self._saving.acquire(blocking=False):
             return
         try:
             self.confirm(image)
-            self._record.save(self._confirmed.pieces())
+            self._save()
         finally:
             self._saving.release()
 
@@ -140,15 +123,15 @@ class LocalCheckpoints(Checkpoints):
     @property
     def is_anything(self) -> bool:
         """Tell whether the next download may need less than all."""
-        return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.rest.is_waiting))
+        return bool(self._record.is_kept and (self._size() or self._unflushed.is_waiting))
 
     def leave(self) -> None:
         """Close the target, and save which ranges of it are on stable storage. Call this when nothing else runs."""
-        sent = self._confirmed.rest.take()
+        sent = self._unflushed.take()
         with contextlib.suppress(LocalError):  # what the last checkpoint has confirmed stays
             if self._target.keep():
-                self._confirmed.flushed(sent, 0)
-        self._record.save(self._confirmed.pieces())
+                self._flushed(sent, 0)
+        self._save()
 
     def _flush(self, image: RemoteImage) -> int:
         self._target.flush()
@@ -176,15 +159,11 @@ class RemoteCheckpoints(Checkpoints):
 
     def take_lost(self, image: RemoteImage) -> RangeSet:
         """Return, only once, what to send again because the server was restarted. Raises as RemoteImage does."""
-        lost, again = self._confirmed.rest.take_lost(), new_ranges()
+        lost = self._unflushed.take_lost()
         durable = self._record.durable(image) if lost.size() else new_ranges()
-        for piece in lost.pieces():
-            for start, end, is_durable in durable.parts(*piece):
-                if is_durable:
-                    self._confirmed.confirm(start, end)
-                else:
-                    again.add(start, end)
-        return again
+        parts = [part for piece in lost.pieces() for part in durable.parts(*piece)]
+        self._add((start, end) for start, end, is_durable in parts if is_durable)
+        return new_ranges((start, end) for start, end, is_durable in parts if not is_durable)
 
     def save_interrupted(self) -> None:
         """Flush, so that the next upload need not send all again. Uses a new connection: the others are shut down.
@@ -193,10 +172,10 @@ class RemoteCheckpoints(Checkpoints):
         """
         if self.durable is None:
             return
-        if not self._confirmed.rest.is_waiting:
+        if not self._unflushed.is_waiting:
             # Otherwise there is nothing new to record, or an earlier state is not proven yet.
-            if self._confirmed.size() > self._before:
-                self._record.save(self._confirmed.pieces())
+            if self._size() > self._before:
+                self._save()
             return
         log.info("%s flushes what it has; interrupt again to end at once", self._session.peer)
         stop = Stop()
@@ -205,7 +184,7 @@ class RemoteCheckpoints(Checkpoints):
         limit.start()
         try:
             with contextlib.suppress(ClientError):  # what the last checkpoint has confirmed stays
-                workers.run([lambda: self._save(image)], stop)
+                workers.run([lambda: self._flush_and_save(image)], stop)
         finally:
             limit.cancel()
 
