@@ -59,6 +59,14 @@ class LocalImage:
         """Put all that was written, by either handle, on stable storage."""
         self._checked("flush", _execute(self._handles[0], lib.IOU_FLUSH))
 
+    def finish(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self.close()
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
     def close(self) -> None:
         """Close the file. Call this when no other call runs. Later calls do nothing."""
         while self._handles:

@@ -6,6 +6,7 @@ image (NBD_FLAG_CAN_MULTI_CONN of proto.md). Other servers may refuse a second c
 the connection that sends the flush.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
 from ...errors import InvalidRequest
@@ -15,33 +16,22 @@ from ...nbdproto.constants import ExportFlag
 from ...units import MiB
 from ...urls import nbd
 from ..errors import LocalError, Usage
-from ..stopping import Stop
+from .image_target import InPlace
 from .nbd_image import NbdImage, Secure
 
 
-class _Export:
-    """The common part of NbdSource and NbdTarget. Methods raise LocalError."""
+class NbdSource:
+    """An export to read. As for block devices, only a dirty bitmap shows whether it has changed.
 
-    portion = 32 * MiB
-
-    def __init__(self, uri: str, secure: Secure | None, *, dirty: bool = False) -> None:
-        self._uri = uri
-        self._stop = Stop()
-        self._image = NbdImage(uri, _parse(uri), self._stop, secure, is_ours=False, dirty=dirty)
-
-    def stop(self) -> None:
-        """Make waiting and later calls raise Stopped."""
-        self._stop.stop()
-
-
-class NbdSource(_Export):
-    """An export to read. As for block devices, only a dirty bitmap shows whether it has changed."""
+    Methods raise LocalError.
+    """
 
     is_stream = False
+    portion = 32 * MiB
     identity: Mapping[str, object] | None = None
 
     def __init__(self, uri: str, secure: Secure | None, bitmap: str | None = None) -> None:
-        super().__init__(uri, secure, dirty=bitmap is not None)
+        self._image = NbdImage(uri, _parse(uri), secure, is_ours=False, dirty=bitmap is not None)
         self._bitmap = bitmap
 
     @property
@@ -64,52 +54,28 @@ class NbdSource(_Export):
     def check(self) -> None:
         """Do nothing: an export has no identity that could change."""
 
+    def stop(self) -> None:
+        """Make waiting and later calls raise Stopped."""
+        self._image.stop()
+
     def close(self) -> None:
         """Disconnect."""
         self._image.close()
 
 
-class NbdTarget(_Export):
-    """An export to write in place. Its bytes beyond the end of the image do not change."""
-
-    block = 1
-    reads_zero = False
+class NbdTarget(InPlace[NbdImage]):
+    """An export to write in place."""
 
     def __init__(self, uri: str, secure: Secure | None) -> None:
-        super().__init__(uri, secure)
-        try:
-            self._require_writable()
-        except LocalError:
-            self._image.close()
-            raise
-
-    def _require_writable(self) -> None:
-        if self._image.can(ExportFlag.READ_ONLY):
-            raise LocalError(f"{self._uri} can't be written: its server says that it is read-only")
-        if not self._image.can(ExportFlag.SEND_FLUSH):
-            raise LocalError(f"{self._uri} can't be written: its server has no flush, so nothing would be stable there")
-
-    def start(self, size: int) -> None:
-        """Raise LocalError unless the image fits into the export."""
-        if size > self._image.size:
-            raise LocalError(f"{self._uri} has {self._image.size} bytes, the image {size}: it does not fit")
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._image.write(offset, data)
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
-        self._image.zero(offset, length)
-
-    def finish(self) -> None:
-        """Flush, and disconnect."""
-        self._image.flush()
-        self._image.close()
-
-    def abandon(self) -> None:
-        """Disconnect. What was written stays."""
-        self._image.close()
+        image = NbdImage(uri, _parse(uri), secure, is_ours=False)
+        super().__init__(uri, image)
+        with contextlib.ExitStack() as opened:
+            opened.callback(image.close)
+            if image.can(ExportFlag.READ_ONLY):
+                raise LocalError(f"{uri} can't be written: its server says that it is read-only")
+            if not image.can(ExportFlag.SEND_FLUSH):
+                raise LocalError(f"{uri} can't be written: its server has no flush, so nothing would be stable there")
+            opened.pop_all()
 
 
 def _parse(uri: str) -> nbd.NbdAddress:

@@ -48,16 +48,14 @@ Secure = Callable[[socket.socket, str], socket.socket]
 class NbdImage:
     """An export. Thread-safe. Methods block, and raise LocalError.
 
-    `name` is the image's name in messages. `stop` shuts down the connections: waiting calls and later ones raise
-    Stopped. An address with TLS needs `secure`. `is_ours` tells that the server allows any number of connections.
-    changed() needs `dirty`.
+    `name` is the image's name in messages. An address with TLS needs `secure`. `is_ours` tells that the server allows
+    any number of connections. changed() needs `dirty`.
     """
 
     def __init__(
         self,
         name: str,
         address: NbdAddress,
-        stop: Stop,
         secure: Secure | None = None,
         *,
         is_ours: bool = True,
@@ -65,7 +63,7 @@ class NbdImage:
     ) -> None:
         self._name = name
         self._address = address
-        self._stop = stop
+        self._stop = Stop()
         self._secure = secure
         self._dirty = dirty
         self._idle: list[_ImageConnection] = []
@@ -83,6 +81,15 @@ class NbdImage:
     def can(self, flag: int) -> bool:
         """Tell whether the export has a transmission flag."""
         return self._agreed.can(flag)
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self.close()
+
+    def stop(self) -> None:
+        """Shut down the connections. Waiting calls and later ones raise Stopped."""
+        self._stop.stop()
 
     def close(self) -> None:
         """Close all connections. Call this when no other call runs."""

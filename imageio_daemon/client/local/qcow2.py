@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ...units import KiB
 from ..errors import LocalError
+from .image_target import InPlace
 from .layers import whole_sectors
-from .qemu import PresentSource, QemuTarget, ServedTarget
+from .qemu import PresentSource, QemuTarget
 from .qemu_img import arguments_for, run_qemu_img
 from .qemu_nbd import PrivateQemuNbd
 from .source import Source
@@ -93,14 +94,11 @@ class CompressedQcow2(QemuTarget):
                 part[offset - start : offset - start + len(data)] = data
 
 
-class UpdatedQcow2(ServedTarget):
+class UpdatedQcow2(InPlace[PrivateQemuNbd]):
     """An existing qcow2 image, in which what differs is written in place."""
 
-    reads_zero = False
-
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._server = PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
+        super().__init__(str(path), PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True))
 
     @staticmethod
     def check(path: Path, size: int) -> None:
@@ -111,17 +109,17 @@ class UpdatedQcow2(ServedTarget):
         if not os.access(path, os.W_OK):
             raise LocalError(f"can't write {path}: {os.strerror(errno.EACCES)}")
         with contextlib.closing(PrivateQemuNbd(str(path), arguments_for(path, "qcow2", shared=True))) as server:
-            _require_size(path, server.image.size, size)
+            _require_size(str(path), server.size, size)
 
     def start(self, size: int) -> None:
         """Raise LocalError unless the image has this size."""
-        _require_size(self._path, self._started.image.size, size)
+        _require_size(self._name, self._opened.size, size)
 
     def source(self) -> Source:
         """Return a source of the image's present content."""
-        return PresentSource(self._started)
+        return PresentSource(self._opened)
 
 
-def _require_size(path: Path, has: int, size: int) -> None:
+def _require_size(name: str, has: int, size: int) -> None:
     if has != whole_sectors(size):
-        raise LocalError(f"{path} is an image of {has} bytes, and the other one has {size}: qemu-img resize")
+        raise LocalError(f"{name} is an image of {has} bytes, and the other one has {size}: qemu-img resize")

@@ -14,10 +14,9 @@ from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
+from .image_target import PartImage
 from .in_use import locked_file
 from .layers import SECTOR, are_all, refuse_cut, whole_sectors
-from .nbd_image import NbdImage
-from .part_file import PartFile
 from .qemu_img import arguments_for, run_qemu_img, tells_changes
 from .qemu_nbd import IN_USE, PrivateQemuNbd
 from .source import Source, changed, identity, open_image
@@ -41,15 +40,15 @@ class ServedSource:
 
     def __init__(self, server: PrivateQemuNbd) -> None:
         self._server = server
-        self.size = server.image.size
+        self.size = server.size
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        yield from self._server.image.extents()
+        yield from self._server.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        self._server.image.read(offset, buffer)
+        self._server.read(offset, buffer)
 
     def stop(self) -> None:
         """Make waiting and later reads raise Stopped."""
@@ -58,42 +57,6 @@ class ServedSource:
     def close(self) -> None:
         """End qemu-nbd."""
         self._server.close()
-
-
-class ServedTarget:
-    """A target that a qemu-nbd serves. Both end together. Methods raise LocalError."""
-
-    portion = 32 * MiB
-    block = 1
-    _server: PrivateQemuNbd | None = None
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._started.image.write(offset, data)
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
-        self._started.image.zero(offset, length)
-
-    def finish(self) -> None:
-        """Flush, and end qemu-nbd."""
-        self._started.finish()
-
-    def abandon(self) -> None:
-        """End qemu-nbd. What was written stays."""
-        if self._server is not None:
-            self._server.close()
-
-    def stop(self) -> None:
-        """Make waiting and later writes raise Stopped."""
-        if self._server is not None:
-            self._server.stop()
-
-    @property
-    def _started(self) -> PrivateQemuNbd:
-        if self._server is None:
-            raise RuntimeError("not started")
-        return self._server
 
 
 class QemuSource(ServedSource):
@@ -143,7 +106,7 @@ class QemuSource(ServedSource):
         """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
         if self._bitmap is None:
             return None
-        return self._server.image.changed(self._bitmap)
+        return self._server.changed(self._bitmap)
 
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
@@ -169,59 +132,43 @@ class PresentSource(ServedSource):
         """Do nothing: the target ends qemu-nbd."""
 
 
-class QemuTarget(ServedTarget):
+class QemuTarget(PartImage[PrivateQemuNbd]):
     """A new image in a format other than raw, called NAME.part until it is complete. Methods raise LocalError."""
 
     options: tuple[str, ...] = ()
     compress = False
 
     def __init__(self, path: Path, format_name: str, *, continues: bool = False) -> None:
-        continues = continues and format_name in CONTINUED
-        self._part = PartFile(path, continues=continues)
-        self.identity = self._part.identity if continues else None
+        super().__init__(path, continues=continues and format_name in CONTINUED)
         self._format = format_name
-
-    @property
-    def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left this image."""
-        return self._part.is_earlier
-
-    @property
-    def reads_zero(self) -> bool:
-        """Tell whether the image is new. One that an earlier download has left has data, some of it never flushed."""
-        return not self._part.is_earlier
 
     def resume(self, size: int) -> Source | None:
         """Serve the image of an earlier download, if there is one that qemu can open, and it has this size."""
         if not self._part.is_earlier:
             return None
         deadline = time.monotonic() + LEFT_TIMEOUT
-        while self._server is None:
+        while self._image is None:
             try:
-                self._server = self._serve()
+                self._image = self._serve()
             except LocalError as e:
                 if IN_USE not in str(e) or time.monotonic() > deadline:
                     log.warning("%s", e)
                     return None
                 time.sleep(LEFT_POLL)
-        if self._server.image.size != whole_sectors(size):
+        if self._image.size != whole_sectors(size):
             return None
-        return PresentSource(self._server)
+        return PresentSource(self._image)
 
     def start(self, size: int) -> None:
         """Create the image, and serve it by qemu-nbd. Log its size if the format cannot have the wanted size."""
-        if self._part.is_earlier:
-            if self._server is not None:
-                self._server.close()
-            self._part.anew()
-            self.identity = self._part.identity
+        self._begin_anew()
         self._tell(size, self._create(size).size)
 
-    def _create(self, size: int) -> NbdImage:
+    def _create(self, size: int) -> PrivateQemuNbd:
         options = (*SIZED.get(self._format, ()), *self.options)
         run_qemu_img("create", "-q", "-f", self._format, *options, "--", str(self._part.path.absolute()), str(size))
-        self._server = self._serve()
-        return self._server.image
+        self._image = self._serve()
+        return self._image
 
     def _serve(self) -> PrivateQemuNbd:
         image = arguments_for(self._part.path, self._format, compress=self.compress)
@@ -232,31 +179,6 @@ class QemuTarget(ServedTarget):
             text = "%s gets %d bytes, and the image has %d: the format %s has whole sectors of %d bytes"
             log.warning(text, self._part.final, made, size, self._format, SECTOR)
 
-    def flush(self) -> None:
-        """Flush the image."""
-        self._started.image.flush()
-
     def keep(self) -> bool:
         """End qemu-nbd, which flushes, and sync the file. Return whether qemu-nbd has ended well."""
-        ended = True
-        if self._server is not None:
-            self._server.close()
-            ended = self._server.ended_well
-        self._part.keep()
-        return ended
-
-    def finish(self) -> None:
-        """Flush the image, end qemu-nbd, and rename the file."""
-        super().finish()
-        self._closed()
-        self._part.publish()
-
-    def _closed(self) -> None:
-        """Do the rest of the work after qemu-nbd has closed the complete image. Subclasses may override this."""
-
-    def abandon(self) -> None:
-        """Remove the image."""
-        try:
-            super().abandon()
-        finally:
-            self._part.remove()
+        return super().keep() and (self._image is None or self._image.ended_well)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ...urls.nbd import NbdAddress
 from ..errors import LocalError
-from ..stopping import Stop
 from .in_use import REMEDY
 from .nbd_image import NbdImage
 from .source import identity
@@ -31,16 +30,14 @@ STOPPED_TIMEOUT = 5.0
 IN_USE = "Is another process using the image"
 
 
-class PrivateQemuNbd:
-    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
+class PrivateQemuNbd(NbdImage):
+    """An image that a qemu-nbd process of its own serves, on a private socket, until its last client leaves.
 
     `name` is the image's name in messages. `image` has the arguments that tell qemu-nbd what to serve. `bitmap` is a
     bitmap of the image to serve with it.
     """
 
     def __init__(self, name: str, image: Sequence[str], *, writable: bool = False, bitmap: str | None = None) -> None:
-        self._name = name
-        self._stop = Stop()
         self._closed = False
         #: Whether qemu-nbd has ended by itself, so that it has flushed and closed the image.
         self.ended_well = False
@@ -75,8 +72,8 @@ class PrivateQemuNbd:
             self._temporary.close()
             raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
         try:
-            self._wait()
-            self.image = NbdImage(name, NbdAddress(socket=socket), self._stop, dirty=bitmap is not None)
+            self._wait(name)
+            super().__init__(name, NbdAddress(socket=socket), dirty=bitmap is not None)
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -104,14 +101,9 @@ class PrivateQemuNbd:
         except OSError as e:
             raise LocalError(f"can't see whether {self._name} has changed: its qemu-nbd has ended") from e
 
-    def stop(self) -> None:
-        """Disconnect. Requests that wait for storage raise Stopped, and so do later ones."""
-        self._stop.stop()
-
     def finish(self) -> None:
         """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""
-        self.image.flush()
-        self.close()
+        super().finish()
         self._stop.check()  # after stop(), close() does not tell whether qemu-nbd has failed
 
     def close(self) -> None:
@@ -122,7 +114,7 @@ class PrivateQemuNbd:
         if self._closed:
             return
         self._closed = True
-        self.image.close()
+        super().close()
         try:
             status, reason = self._wait_for_end(), self._said()
         finally:
@@ -135,16 +127,16 @@ class PrivateQemuNbd:
         standard = (0, 1, 2)
         return [int(name) for name in os.listdir(f"/proc/{self._process.pid}/fd") if int(name) not in standard]
 
-    def _wait(self) -> None:
+    def _wait(self, name: str) -> None:
         """Wait until qemu-nbd accepts connections. It writes its pid file then; its socket exists before."""
         deadline = time.monotonic() + START_TIMEOUT
         while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
                 said = self._said()
-                raise LocalError(f"can't open {self._name}: {said}{f' ({REMEDY})' if IN_USE in said else ''}")
+                raise LocalError(f"can't open {name}: {said}{f' ({REMEDY})' if IN_USE in said else ''}")
             if time.monotonic() > deadline:
                 raise LocalError(
-                    f"can't open {self._name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
+                    f"can't open {name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
                 )
             time.sleep(POLL)
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from ...errors import InvalidRequest
 from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
-from .qemu import ServedSource, ServedTarget
+from .image_target import InPlace
+from .qemu import ServedSource
 from .qemu_nbd import PrivateQemuNbd
 
 _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
@@ -34,20 +35,13 @@ class RbdSource(ServedSource):
         """Do nothing: see identity."""
 
 
-class RbdTarget(ServedTarget):
-    """An existing image on Ceph, which is written in place. Bytes after the end of the new content do not change."""
+class RbdTarget(InPlace[PrivateQemuNbd]):
+    """An existing image on Ceph, which is written in place."""
 
-    reads_zero = False
+    remedy = " (rbd resize)"
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._server = _serve(address, writable=True)
-        self._size = self._server.image.size
-
-    def start(self, size: int) -> None:
-        """Check that the image fits."""
-        if size > self._size:
-            raise LocalError(f"{self._address} has {self._size} bytes, the image {size}: it does not fit (rbd resize)")
+        super().__init__(address, _serve(address, writable=True))
 
 
 def _serve(address: str, *, writable: bool) -> PrivateQemuNbd:

@@ -10,16 +10,16 @@ from typing import Protocol, runtime_checkable
 from ...units import MiB
 from ..errors import LocalError
 from .image_output import ImageOutput
+from .image_target import InPlace, PartImage, Writable
 from .local_image import LocalImage
-from .part_file import PartFile
 from .source import FileSource, Source
 from .turns import Turns
 
 _ZEROS = bytes(1 * MiB)
 
 
-class Target(Protocol):
-    """An image that several threads write. Methods raise LocalError."""
+class Target(Writable, Protocol):
+    """An image that is written as a whole. Methods raise LocalError."""
 
     @property
     def portion(self) -> int:
@@ -36,20 +36,8 @@ class Target(Protocol):
     def start(self, size: int) -> None:
         """Prepare for an image of this size, in bytes."""
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
-
-    def finish(self) -> None:
-        """Flush, rename to the final name, and close. Call this last."""
-
     def abandon(self) -> None:
         """Remove the incomplete target if it is new, and close. Call this last, in place of finish()."""
-
-    def stop(self) -> None:
-        """Make waiting writes raise Stopped."""
 
 
 @runtime_checkable
@@ -88,115 +76,37 @@ class UpdatedTarget(Target, Protocol):
         """Return a source of the target's present content, to compare with. Call this after start(), and close it."""
 
 
-class NewFile:
+class NewFile(PartImage[LocalImage]):
     """A new raw file, called NAME.part until it is complete. `continues` is as for PartFile."""
 
-    portion = 32 * MiB
-    block = 1
-
     def __init__(self, path: Path, *, continues: bool = False) -> None:
-        self._part = PartFile(path, continues=continues)
-        self.identity = self._part.identity if continues else None
+        super().__init__(path, continues=continues)
         try:
             self._image = LocalImage(self._part.path)
         except LocalError:
             self._part.remove()
             raise
 
-    @property
-    def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left this file."""
-        return self._part.is_earlier
-
-    @property
-    def reads_zero(self) -> bool:
-        """Tell whether the file is new. One that is left has data, also some that was never flushed."""
-        return not self._part.is_earlier
-
     def resume(self, size: int) -> Source | None:
         """Open the file that is left, if it has this size."""
-        if not self._part.is_earlier or self._image.size != size:
+        if not self._part.is_earlier or self._opened.size != size:
             return None
         return FileSource(self._part.path, shared=True)
 
     def start(self, size: int) -> None:
         """Begin with an empty file, and set its size."""
         if self._part.is_earlier:
-            self._image.close()
-            self._part.anew()
-            self.identity = self._part.identity
+            self._begin_anew()
             self._image = LocalImage(self._part.path)
         self._part.truncate(size)
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._image.write(offset, data)
 
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros. In a new file it does already."""
-        if self._part.is_earlier:
-            self._image.zero(offset, length)
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._image.flush()
-
-    def keep(self) -> bool:
-        """Flush and close the file."""
-        self._image.close()
-        self._part.keep()
-        return True
-
-    def finish(self) -> None:
-        """Flush the file and rename it."""
-        self._image.flush()
-        self._image.close()
-        self._part.publish()
-
-    def abandon(self) -> None:
-        """Remove the file."""
-        self._image.close()
-        self._part.remove()
-
-    def stop(self) -> None:
-        """Do nothing: writes end by themselves."""
-
-
-class ExistingImage:
-    """A block device or existing file that is written in place. Bytes after the image's end do not change."""
-
-    portion = 32 * MiB
-    block = 1
-    reads_zero = False
+class ExistingImage(InPlace[LocalImage]):
+    """A block device or existing file that is written in place."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(str(path), LocalImage(path))
         self._path = path
-        self._image = LocalImage(path)
-
-    def start(self, size: int) -> None:
-        """Check that the image fits."""
-        if size > self._image.size:
-            raise LocalError(f"{self._path} has {self._image.size} bytes, the image {size}: it does not fit")
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._image.write(offset, data)
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
-        self._image.zero(offset, length)
-
-    def finish(self) -> None:
-        """Flush and close."""
-        self._image.flush()
-        self._image.close()
-
-    def abandon(self) -> None:
-        """Close the image. What was written stays."""
-        self._image.close()
-
-    def stop(self) -> None:
-        """Do nothing: writes end by themselves."""
 
 
 class UpdatedImage(ExistingImage):
@@ -211,7 +121,7 @@ class UpdatedImage(ExistingImage):
             os.truncate(self._path, size)
         except OSError as e:
             raise LocalError(f"can't change the size of {self._path}: {e.strerror}") from e
-        self._image.close()
+        self._opened.close()
         self._image = LocalImage(self._path)
 
     def source(self) -> Source:

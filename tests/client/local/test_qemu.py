@@ -58,8 +58,8 @@ def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -
 def test_stop_ends_a_write_that_the_storage_does_not_answer(tmp_path: Path) -> None:
     target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
     target.start(KiB * KiB)
-    assert target._server is not None
-    target._server._process.send_signal(signal.SIGSTOP)
+    assert target._image is not None
+    target._image._process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
         write = pool.submit(target.write, 0, memoryview(bytes(KiB)))
         target.stop()
@@ -74,8 +74,8 @@ def test_qemu_nbd_that_is_stopped_closes_the_image(tmp_path: Path) -> None:
     target.write(0, memoryview(bytes(KiB)))
     target.stop()
     target.abandon()
-    assert target._server is not None
-    assert target._server._process.returncode == 0
+    assert target._image is not None
+    assert target._image._process.returncode == 0
 
 
 def test_target_that_is_stopped_before_qemu_nbd_has_ended_is_not_complete(
@@ -83,14 +83,14 @@ def test_target_that_is_stopped_before_qemu_nbd_has_ended_is_not_complete(
 ) -> None:
     target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
     target.start(KiB * KiB)
-    server = target._server
+    server = target._image
     assert server is not None
 
     def stopped_and_failed() -> None:
         target.stop()
         server._process.kill()
 
-    monkeypatch.setattr(server.image, "flush", stopped_and_failed)
+    monkeypatch.setattr(server, "flush", stopped_and_failed)
     with pytest.raises(Stopped):
         target.finish()
     assert not (tmp_path / "image.qcow2").exists()

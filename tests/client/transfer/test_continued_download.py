@@ -42,7 +42,7 @@ Interrupt = Callable[..., Path]
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut images in many units, as slow links do."""
     monkeypatch.setattr(NewFile, "portion", 4 * MiB)
-    monkeypatch.setattr(qemu.ServedTarget, "portion", 4 * MiB)
+    monkeypatch.setattr(qemu.QemuTarget, "portion", 4 * MiB)
 
 
 @pytest.fixture
