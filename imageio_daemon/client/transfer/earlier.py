@@ -9,19 +9,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...commands.amounts import human
-from ...image.blockhash import Segment
 from ...image.ranges import RangeSet
 from ...units import KiB, MiB
 from ..errors import Refused, StateMismatch
 from ..local.source import Source
-from ..server.data import Range
 from ..server.remote_image import RemoteImage
 from ..unflushed import new_ranges
-from .block_hashing import hash_unit
 from .digest import Digest
-from .equality import Equality
-from .plan import Queue, Unit, dirty_units
-from .progress import Counter, Phase
+from .equality import LEAST, Equality, has_digest
+from .plan import Unit
+from .progress import Counter
 from .record import ALIGNMENT, Claim, Record, aligned
 from .transfer_connections import TransferConnections
 
@@ -56,7 +53,7 @@ class Earlier:
         self._source = source
         self._there = there
         self._record = record
-        self._counter = counter
+        self._equality = Equality(source, there, counter)
         features = there.session.abilities.features
         self._by_checksum = "checksum_range" in features
         self._can_verify = "checksum" in features and remote_size == source.size
@@ -100,7 +97,7 @@ class Earlier:
                     return Found(left, needs_checksum=True)
                 continue
             log.info("%s are there from before: comparing them", human(left.size()))
-            equal = Equality(self._source, self._there, self._counter).find(left)
+            equal = self._equality.find(left)
             if equal.size() < left.size():
                 changed = human(left.size() - equal.size())
                 log.warning("the image has changed in %s of what is there from before: receiving these anew", changed)
@@ -118,9 +115,9 @@ class Earlier:
 
     def _compare(self, done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
         """Return the first difference between source and target in these ranges, or None if they are equal."""
-        comparison = EarlierProof(self._source, done, by_checksum=self._by_checksum)
-        amount, units = self._there.ask(lambda _: comparison.plan(every=every))
-        log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
+        size = SAMPLE if self._by_checksum else READ_SAMPLE
+        compared = done if every else self._there.ask(lambda _: sample(self._source, done, size))
+        log.info("%s are there from before: comparing %s of them", human(done.size()), human(compared.size()))
         different: list[StateMismatch | Refused] = []
 
         def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
@@ -128,104 +125,55 @@ class Earlier:
                 if different:
                     return
                 try:
-                    comparison.compare(image, unit, buffer)
-                except (StateMismatch, Refused) as e:  # Refused if the ticket may not read
+                    equal = self._equality.compare(image, unit, buffer)
+                except Refused as e:  # the ticket may not read
                     different.append(e)
-                self._counter.check(unit.end - unit.start)
+                    return
+                parts = equal.parts(unit.start, unit.end)
+                different.extend(_mismatch(start, end) for start, end, is_equal in parts if not is_equal)
 
             return compare
 
-        self._counter.begin(Phase.COMPARING, amount)
-        self._there.run(Queue(units, self._source.portion, self._there.session.stop), worker)
-        self._counter.begin(Phase.TRANSFERRING)
+        self._equality.run(compared, worker, LEAST)
         return different[0] if different else None
 
 
-class EarlierProof:
-    """The proof that source and target are still the same where an upload has written.
+def sample(source: Source, done: RangeSet, size: int) -> RangeSet:
+    """Return places of `size` bytes in what is on stable storage, without holes of the source except at ends of ranges.
 
-    With `by_checksum`, the server computes checksums of ranges; otherwise it sends the bytes back.
+    Raises LocalError.
     """
+    chosen = new_ranges()
+    for start, end in sorted(done.pieces(), key=lambda piece: piece[0] - piece[1])[:ENDS]:
+        chosen.add(start, min(start + 2 * size, end))
+        chosen.add(max(start, (end - size) // ALIGNMENT * ALIGNMENT), end)
+    for position in _spread(source, done):
+        start = position // ALIGNMENT * ALIGNMENT
+        for begin, end, is_done in done.parts(start, start + size):
+            if is_done:
+                chosen.add(begin, end)
+    return chosen
 
-    def __init__(self, source: Source, done: RangeSet, *, by_checksum: bool) -> None:
-        self._source = source
-        self._done = done
-        self._by_checksum = by_checksum
 
-    def plan(self, *, every: bool) -> tuple[int, Iterator[Unit]]:
-        """Return how many bytes to compare, and their units: all that is on stable storage, or a sample.
+def _spread(source: Source, done: RangeSet) -> Iterator[int]:
+    """Yield positions in the data, a random one in each of SAMPLES equal parts."""
+    data = new_ranges()
+    for extent in source.extents():
+        for start, end, is_done in done.parts(extent.start, extent.end):
+            if is_done and not extent.zero:
+                data.add(start, end)
+    pieces = data.pieces()
+    before = [0, *accumulate(end - start for start, end in pieces)]
+    for number in range(SAMPLES if pieces else 0):
+        at = int((number + random.random()) * before[-1] / SAMPLES)  # noqa: S311 - no secret
+        piece = bisect_right(before, at) - 1
+        yield pieces[piece][0] + at - before[piece]
 
-        Raises LocalError, also while the caller takes the units.
-        """
-        if every:
-            return self._done.size(), self.all()
-        sample = list(self.sample())
-        return sum(unit.end - unit.start for unit in sample), iter(sample)
 
-    def all(self) -> Iterator[Unit]:
-        """Yield units of all that is on stable storage. Raises LocalError."""
-        # Marked as dirty extents, for dirty_units().
-        extents = (
-            extent._replace(start=start, length=end - start, dirty=is_done)
-            for extent in self._source.extents()
-            for start, end, is_done in self._done.parts(extent.start, extent.end)
-        )
-        return dirty_units(extents)
-
-    def sample(self) -> Iterator[Unit]:
-        """Yield a sample of that, without holes of the source except at the ends of ranges. Raises LocalError."""
-        size = SAMPLE if self._by_checksum else READ_SAMPLE
-        chosen = new_ranges()
-        for start, end in sorted(self._done.pieces(), key=lambda piece: piece[0] - piece[1])[:ENDS]:
-            chosen.add(start, min(start + 2 * size, end))
-            chosen.add(max(start, (end - size) // ALIGNMENT * ALIGNMENT), end)
-        for position in self._spread():
-            start = position // ALIGNMENT * ALIGNMENT
-            for begin, end, is_done in self._done.parts(start, start + size):
-                if is_done:
-                    chosen.add(begin, end)
-        for start, end in chosen.pieces():
-            for begin in range(start, end, SAMPLE):
-                stop = min(begin + SAMPLE, end)
-                yield Unit(begin, stop, [Segment(begin, stop - begin, zero=False)])
-
-    def _spread(self) -> Iterator[int]:
-        """Yield positions in the data, a random one in each of SAMPLES equal parts."""
-        data = new_ranges()
-        for extent in self._source.extents():
-            for start, end, is_done in self._done.parts(extent.start, extent.end):
-                if is_done and not extent.zero:
-                    data.add(start, end)
-        pieces = data.pieces()
-        before = [0, *accumulate(end - start for start, end in pieces)]
-        for number in range(SAMPLES if pieces else 0):
-            at = int((number + random.random()) * before[-1] / SAMPLES)  # noqa: S311 - no secret
-            piece = bisect_right(before, at) - 1
-            yield pieces[piece][0] + at - before[piece]
-
-    def compare(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
-        """Compare a unit, with the thread's own buffer. Raises StateMismatch, LocalError, and as RemoteImage does."""
-        if self._by_checksum:
-            digest = Digest()
-            hash_unit(self._source, unit, buffer, digest, 0)
-            self.require(image, unit.start, unit.end, digest)
-        elif not self._reads(image, unit, buffer):
-            raise _mismatch(unit.start, unit.end)
-
-    def require(self, image: RemoteImage, start: int, end: int, digest: Digest) -> None:
-        """Compare a range with a known digest by its checksum. Raises StateMismatch, and as RemoteImage does."""
-        theirs = image.checksum(digest.algorithm, digest.block_size, (start, end - start))
-        if theirs["checksum"] != digest.hexdigest():
-            raise _mismatch(start, end)
-
-    def _reads(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> bool:
-        half = len(buffer) // 2
-        for offset, theirs in image.read([Range(unit.start, unit.end - unit.start)], buffer[:half]):
-            ours = buffer[half : half + len(theirs)]
-            self._source.read(offset, ours)
-            if theirs != ours:
-                return False
-        return True
+def require_sent(image: RemoteImage, start: int, end: int, digest: Digest) -> None:
+    """Raise StateMismatch unless a range, which an earlier upload has sent, has this digest. Raises as RemoteImage."""
+    if not has_digest(image, digest, (start, end - start)):
+        raise _mismatch(start, end)
 
 
 def _mismatch(start: int, end: int) -> StateMismatch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find where a local image and a remote one are equal, by digests of their blocks, which both sides compute."""
+"""Find where a local image and a remote one are equal: by digests that both sides compute, or else byte by byte."""
 
 import itertools
 import threading
@@ -12,6 +12,7 @@ from ...image.ranges import RangeSet
 from ...units import GiB, MiB
 from ..errors import Refused
 from ..local.source import Source
+from ..server.data import Range
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..unflushed import new_ranges
@@ -19,7 +20,7 @@ from .block_hashing import hash_unit
 from .digest import Digest
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
-from .transfer_connections import TransferConnections
+from .transfer_connections import TransferConnections, Worker
 
 #: Most bytes of a unit, most of which may be zeros. The answer for a unit has at most 400 KiB.
 SPAN = 16 * GiB
@@ -44,14 +45,20 @@ def no_ranges(session: ClientSession) -> Iterator[Refused]:
         yield Refused(f"{session.peer} tells no checksums of ranges, so nobody knows what differs: copy all", 404)
 
 
+def has_digest(image: RemoteImage, digest: Digest, part: tuple[int, int]) -> bool:
+    """Tell whether a part of an image, by offset and length, has this digest. Raises as RemoteImage does."""
+    return bool(image.checksum(digest.algorithm, digest.block_size, part)["checksum"] == digest.hexdigest())
+
+
 def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet], None]:
     return lambda unit, equal: None
 
 
 class Equality:
-    """Compare a local image with a remote one, whose server computes checksums of ranges.
+    """Compare a local image with a remote one. If its server computes no checksums of ranges, it sends the bytes.
 
-    `digest`, if it is set, gets the digests of equal blocks. Ranges then have to begin at blocks of the image.
+    `digest`, if it is set, gets the digests of equal blocks. The server then has to compute these, and ranges have to
+    begin at blocks of the image.
     """
 
     def __init__(
@@ -61,7 +68,9 @@ class Equality:
         self._there = there
         self._counter = counter
         self._digest = digest
-        self._lists_blocks = "checksum_blocks" in there.session.abilities.features
+        features = there.session.abilities.features
+        self._has_checksums = "checksum_range" in features
+        self._lists_blocks = "checksum_blocks" in features
 
     def find(self, within: RangeSet, then: Then = _nothing) -> RangeSet:
         """Return which bytes of these ranges are equal, in whole blocks from the beginning of each range.
@@ -71,31 +80,44 @@ class Equality:
         what `then` raises.
         """
         equal, lock = new_ranges(), threading.Lock()
-        counter = self._counter
 
         def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
             do = then(image, buffer)
 
             def compare(unit: Unit) -> None:
-                ours, here = Digest(), new_ranges()
-                hash_unit(self._local, unit, buffer, ours, 0)
-                for start, end, digest in self._equal(image, unit, ours):
-                    here.add(start, end)
-                    self._add(start, end, digest)
+                here = self.compare(image, unit, buffer)
                 with lock:
-                    for start, end in here.pieces():
-                        equal.add(start, end)
-                counter.check(unit.end - unit.start)
+                    for piece in here.pieces():
+                        equal.add(*piece)
                 do(unit, here)
 
             return compare
 
-        counter.begin(Phase.COMPARING, within.size())
-        self._there.run(Queue(self._units(within), DEFAULT_BLOCK, self._there.session.stop), worker)
-        counter.begin(Phase.TRANSFERRING)
+        self.run(within, worker, LEAST if self._lists_blocks else DEFAULT_BLOCK)
         return equal
 
-    def _units(self, within: RangeSet) -> Iterator[Unit]:
+    def run(self, within: RangeSet, worker: Worker, least: int) -> None:
+        """Have each connection's worker compare units of these ranges, with `least` bytes of data where there are more.
+
+        Raises LocalError, and what the workers raise.
+        """
+        self._counter.begin(Phase.COMPARING, within.size())
+        self._there.run(Queue(self._units(within, least), DEFAULT_BLOCK, self._there.session.stop), worker)
+        self._counter.begin(Phase.TRANSFERRING)
+
+    def compare(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> RangeSet:
+        """Return the equal ranges of a unit, by the thread's own connection and buffer.
+
+        Raises LocalError, and as RemoteImage does.
+        """
+        equal = new_ranges()
+        for start, end, digest in self._equal(image, unit, buffer):
+            equal.add(start, end)
+            self._add(start, end, digest)
+        self._counter.check(unit.end - unit.start)
+        return equal
+
+    def _units(self, within: RangeSet, least: int) -> Iterator[Unit]:
         """Yield the units to compare. They end where a range ends, and at multiples of SPAN. Raises LocalError."""
         parts = (
             extent._replace(start=begin, length=min(end, limit) - begin, dirty=is_within)
@@ -105,18 +127,34 @@ class Equality:
         )
         for (is_within, _), group in itertools.groupby(parts, key=lambda part: (part.dirty, part.start // SPAN)):
             if is_within:
-                yield from units(group, least=LEAST if self._lists_blocks else DEFAULT_BLOCK)
+                yield from units(group, least=least)
 
-    def _equal(self, image: RemoteImage, unit: Unit, ours: Digest) -> Iterator[Digested]:
-        """Yield the equal ranges of a unit."""
+    def _equal(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> Iterator[Digested]:
+        """Yield the equal ranges of a unit: blocks, if the server lists these, or else all or nothing."""
         part = (unit.start, unit.end - unit.start)
+        if not self._has_checksums:
+            if self._reads(image, Range(*part), buffer):
+                yield unit.start, unit.end, None
+            return
+        ours = Digest()
+        hash_unit(self._local, unit, buffer, ours, 0)
         if self._lists_blocks:
             theirs = image.blocks(ours.algorithm, ours.block_size, part)
             for start, end, is_equal, digest in aligned(digested(ours, *part), told(theirs)):
                 if is_equal:
                     yield start, end, digest
-        elif image.checksum(ours.algorithm, ours.block_size, part)["checksum"] == ours.hexdigest():
+        elif has_digest(image, ours, part):
             yield from digested(ours, *part)
+
+    def _reads(self, image: RemoteImage, part: Range, buffer: memoryview) -> bool:
+        """Tell whether both images have the same bytes in a range."""
+        half = len(buffer) // 2
+        for offset, theirs in image.read([part], buffer[:half]):
+            ours = buffer[half : half + len(theirs)]
+            self._local.read(offset, ours)
+            if theirs != ours:
+                return False
+        return True
 
     def _add(self, start: int, end: int, digest: str | None) -> None:
         if self._digest is not None:

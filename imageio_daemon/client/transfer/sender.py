@@ -14,7 +14,6 @@ from ..server.remote_image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
 from .digest import Digest, DigestPart
-from .earlier import EarlierProof
 from .plan import Unit
 from .progress import Counter
 from .wire_compression import Choice, Compressor
@@ -48,7 +47,7 @@ class Sending:
     done: RangeSet
     skip_zeros: bool
     digest: Digest | None
-    comparison: EarlierProof | None
+    comparison: Callable[[RemoteImage, int, int, Digest], None] | None
     choice: Choice | None
     part: Callable[[int, int], FilePart] | None
 
@@ -108,7 +107,7 @@ class Sender:
             for piece in self._pieces(start, end, digest):
                 part.data(piece.data)
             part.end()
-            self._comparison.require(self._image, start, end, proof)
+            self._comparison(self._image, start, end, proof)
         elif digest:
             for _ in self._pieces(start, end, digest):
                 pass

@@ -17,7 +17,7 @@ from . import workers
 from .base import unchanged_there
 from .checkpoints import RemoteCheckpoints
 from .digest import Digest
-from .earlier import Earlier, EarlierProof
+from .earlier import Earlier, require_sent
 from .equality import Equality, no_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
@@ -171,7 +171,7 @@ class Upload:
             done=done,
             skip_zeros=self._session.abilities.reads_zero,
             digest=digest,
-            comparison=EarlierProof(self._source, self._done, by_checksum=True) if compares else None,
+            comparison=require_sent if compares else None,
             choice=choice_for(self._session, Compression(self._options.wire_compression)),
             part=None if digest else self._part(),
         )

@@ -25,6 +25,7 @@ from imageio_daemon.client.local.target import NewFile
 from imageio_daemon.client.server.abilities import Abilities
 from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import equality
+from imageio_daemon.client.unflushed import new_ranges
 from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon
 from tests.support.images import Image, KiB, MakeImage, MiB, pattern
@@ -312,7 +313,7 @@ def test_change_that_the_sample_does_not_find_is_found_by_the_checksum(
 ) -> None:
     without(monkeypatch, "checksum_blocks", "checksum_range")
     copy = interrupt()
-    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.EarlierProof.sample", lambda _: [])
+    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.sample", lambda *_: new_ranges())
     with image.path.open("r+b") as f:
         f.seek(5 * MiB)
         f.write(b"changed")
@@ -333,7 +334,7 @@ def test_what_is_zero_now_is_zeroed_where_only_a_sample_was_compared(
 ) -> None:
     """The checksum would not find it: zeros of the image are not read here."""
     without(monkeypatch, "checksum_blocks", "checksum_range")
-    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.EarlierProof.sample", lambda _: [])
+    monkeypatch.setattr("imageio_daemon.client.transfer.earlier.sample", lambda *_: new_ranges())
     copy = interrupt(f"copy.{name}")
     os.truncate(image.path, 5 * MiB)
     os.truncate(image.path, SIZE)

@@ -24,10 +24,12 @@ from imageio_daemon.client import (
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import earlier, sender
-from imageio_daemon.client.transfer.earlier import EarlierProof
+from imageio_daemon.client.transfer.earlier import READ_SAMPLE, SAMPLE, sample
+from imageio_daemon.client.transfer.equality import Equality
 from imageio_daemon.client.transfer.plan import Unit
 from imageio_daemon.client.transfer.progress import Phase
 from imageio_daemon.client.unflushed import new_ranges
+from imageio_daemon.image.ranges import RangeSet
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import STATE, Certificates, Daemon
@@ -244,23 +246,23 @@ def test_block_device_is_compared_as_a_whole(
     url, target = interrupted
     monkeypatch.setattr("imageio_daemon.client.local.source.identity", lambda _: None)
     compared: list[int] = []
-    compare = EarlierProof.compare
+    compare = Equality.compare
 
-    def counted(self: EarlierProof, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
+    def counted(self: Equality, image: RemoteImage, unit: Unit, buffer: memoryview) -> RangeSet:
         compared.append(unit.end - unit.start)
-        compare(self, image, unit, buffer)
+        return compare(self, image, unit, buffer)
 
-    monkeypatch.setattr(EarlierProof, "compare", counted)
+    monkeypatch.setattr(Equality, "compare", counted)
     done = upload(full, url, settings=settings, state=False).progress
     assert sum(compared) == done.resumed
     assert target.content() == full.read_bytes()
 
 
-def sampled(source: Path, done: list[tuple[int, int]], *, by_checksum: bool = True) -> list[tuple[int, int]]:
+def sampled(source: Path, done: list[tuple[int, int]], size: int = SAMPLE) -> list[tuple[int, int]]:
     opened = FileSource(source)
-    units = list(EarlierProof(opened, new_ranges(done), by_checksum=by_checksum).sample())
+    chosen = sample(opened, new_ranges(done), size)
     opened.close()
-    return [(unit.start, unit.end) for unit in units]
+    return chosen.pieces()
 
 
 @pytest.fixture
@@ -295,7 +297,7 @@ def test_sample_is_part_of_what_was_sent(sparse: Path) -> None:
 
 
 def test_sample_that_is_read_back_is_short(full: Path) -> None:
-    assert sum(end - start for start, end in sampled(full, [(0, SIZE)], by_checksum=False)) < 2 * MiB
+    assert sum(end - start for start, end in sampled(full, [(0, SIZE)], READ_SAMPLE)) < 2 * MiB
 
 
 def test_samples_are_begun_where_checksums_can(full: Path) -> None:
