@@ -5,16 +5,16 @@ import logging
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 
-from ...image.block_list import Block
-from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Segment
+from ...image.blockhash import DEFAULT_BLOCK, Segment
 from ...image.ranges import RangeSet
 from ..local.source import MarkedSource, Source
 from ..server.remote_image import RemoteImage
 from ..unflushed import new_ranges
 from .block_hashing import hash_unit
-from .digest import Digest
+from .digest import Digest, Listed, told
 from .equality import LEAST
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
@@ -26,13 +26,9 @@ log = logging.getLogger(__name__)
 #: Blocks without a mark that are compared, of data or zeros, at random: 1 GiB, which is read in about a second. A
 #: bitmap that lacks 1 % of the blocks is not noticed in 8 of 100 cases. Up to 1 GiB, all blocks are compared.
 SAMPLES = 256
-UNKNOWN = "nobody knows what has changed in the source: comparing all"
 
 #: A function that adds the digests of the blocks of a unit of the source, by a connection and a buffer.
 Hashing = Callable[[RemoteImage, memoryview, Unit, Digest], None]
-
-#: Start and end of one block, or of any number of blocks of zeros, and the digest of the block or None.
-Listed = tuple[int, int, bytes | None]
 
 
 def unchanged_there(
@@ -43,19 +39,14 @@ def unchanged_there(
     `checksum` is that of the base. `digest` gets the digests of these blocks. Raises LocalError, and as RemoteImage
     does.
     """
-    if "checksum_blocks" not in there.session.abilities.features:
-        return None
 
     def hashing(_: RemoteImage, buffer: memoryview, unit: Unit, found: Digest) -> None:
         hash_unit(source, unit, buffer, found, unit.start // DEFAULT_BLOCK)
 
-    changed = there.ask(lambda _: source.changed())
-    if changed is None:
-        log.warning(UNKNOWN)
-        return None
-    target = Digest()
-    there.ask(lambda image: _list(image, 0, source.size, target))
-    found = Base(checksum, changed, target, source.size).find(there, hashing, digest)
+    def hash_target(target: Digest) -> None:
+        there.ask(lambda image: _list(image, 0, source.size, target))
+
+    found = _unchanged(checksum, source.size, there, lambda _: source.changed(), hash_target, hashing, digest)
     if found is not None:  # the comparison is about content that may be in the server's memory only
         there.ask(RemoteImage.flush)
     return found
@@ -68,97 +59,96 @@ def unchanged_here(
 
     Other arguments and errors are as for unchanged_there().
     """
-    session = there.session
-    if "checksum_blocks" not in session.abilities.features:
-        return None
 
     def hashing(image: RemoteImage, _: memoryview, unit: Unit, found: Digest) -> None:
         _list(image, unit.start, unit.end, found)
 
-    changed = there.ask(lambda image: changed_there(image, session))
-    if changed is None:
-        log.warning(UNKNOWN)
-        return None
-    ours = Digest()
+    def hash_target(ours: Digest) -> None:
+        def worker(_: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+            def hash_one(unit: Unit) -> None:
+                hash_unit(target, unit, buffer, ours, unit.start // DEFAULT_BLOCK)
+                counter.check(unit.end - unit.start)
 
-    def worker(_: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-        def hash_target(unit: Unit) -> None:
-            hash_unit(target, unit, buffer, ours, unit.start // DEFAULT_BLOCK)
-            counter.check(unit.end - unit.start)
+            return hash_one
 
-        return hash_target
+        counter.begin(Phase.COMPARING, size)
+        extents = (
+            extent._replace(length=min(extent.length, size - extent.start))
+            for extent in target.extents()
+            if extent.start < size  # a device may be larger
+        )
+        there.run(Queue(units(extents), LEAST, there.session.stop), worker)
 
-    counter.begin(Phase.COMPARING, size)
-    extents = (
-        extent._replace(length=min(extent.length, size - extent.start))
-        for extent in target.extents()
-        if extent.start < size  # a device may be larger
-    )
-    there.run(Queue(units(extents), LEAST, session.stop), worker)
-    found = Base(checksum, changed, ours, size).find(there, hashing, digest)
+    changed = partial(changed_there, session=there.session)
+    found = _unchanged(checksum, size, there, changed, hash_target, hashing, digest)
     counter.begin(Phase.TRANSFERRING)
     return found
 
 
-class Base:
-    """The base of an update: the source as it was when its bitmap began, with the checksum of all of it.
+def _unchanged(
+    checksum: str,
+    size: int,
+    there: TransferConnections,
+    changed: Callable[[RemoteImage], RangeSet | None],
+    hash_target: Callable[[Digest], None],
+    hashing: Hashing,
+    digest: Digest | None,
+) -> RangeSet | None:
+    """Return the ranges of `size` bytes in which the target reads as the source. None if the target is not the base.
 
-    `changed` is what the source has marked since then. `target` has the digests of all blocks of the target. `size` is
-    the bytes of both.
+    The base is the source as it was when its bitmap began, with this checksum. `changed` returns what the source has
+    marked since then, `hash_target` adds the digests of all blocks of the target, and `hashing` hashes the source.
+    `digest` gets the digests of the blocks in the ranges. Raises as these do.
     """
+    if "checksum_blocks" not in there.session.abilities.features:
+        return None
+    if (dirty := there.ask(changed)) is None:
+        log.warning("nobody knows what has changed in the source: comparing all")
+        return None
+    target = Digest()
+    hash_target(target)
+    if target.hexdigest() != checksum:
+        log.warning("the target is not the base: comparing all of it")
+        return None
+    marked = new_ranges(
+        (start // DEFAULT_BLOCK * DEFAULT_BLOCK, -(-end // DEFAULT_BLOCK) * DEFAULT_BLOCK)
+        for start, end in dirty.pieces()
+    )
+    unchanged = new_ranges((start, end) for start, end, is_marked in marked.parts(0, size) if not is_marked)
+    clean = [
+        (begin, end, found)
+        for start, limit, found in target.listed(size)
+        for begin, end, is_clean in unchanged.parts(start, limit)
+        if is_clean
+    ]
+    if _differs(clean, there, hashing):
+        log.warning("the source has changed where its bitmap tells nothing: it began later; comparing all")
+        return None
+    if digest is not None:
+        for listed in clean:
+            digest.add_listed(*listed)
+    return unchanged
 
-    def __init__(self, checksum: str, changed: RangeSet, target: Digest, size: int) -> None:
-        self._checksum = checksum
-        self._target = target
-        marked = new_ranges(
-            (start // DEFAULT_BLOCK * DEFAULT_BLOCK, -(-end // DEFAULT_BLOCK) * DEFAULT_BLOCK)
-            for start, end in changed.pieces()
-        )
-        self._clean = new_ranges((start, end) for start, end, is_marked in marked.parts(0, size) if not is_marked)
-        self._size = size
 
-    def find(self, there: TransferConnections, hashing: Hashing, digest: Digest | None) -> RangeSet | None:
-        """Return the ranges in which the target reads as the source, or None if the target is not the base.
+def _differs(clean: list[Listed], there: TransferConnections, hashing: Hashing) -> bool:
+    """Compare a sample, because the bitmap may have begun after the base. Raises as `hashing` does."""
+    sample = list(_sample(clean))
+    ours, theirs = Digest(), Digest()
 
-        `hashing` hashes the source. `digest` gets the digests of these blocks. Raises as `hashing` does.
-        """
-        if self._target.hexdigest() != self._checksum:
-            log.warning("the target is not the base: comparing all of it")
-            return None
-        clean = [
-            (begin, end, found)
-            for start, limit, found in self._target.listed(self._size)
-            for begin, end, is_clean in self._clean.parts(start, limit)
-            if is_clean
-        ]
-        if self._differs(clean, there, hashing):
-            log.warning("the source has changed where its bitmap tells nothing: it began later; comparing all")
-            return None
-        if digest is not None:
-            for start, end, found in clean:
-                digest.add_listed(start // DEFAULT_BLOCK, end - start, found)
-        return self._clean
+    def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+        return lambda unit: hashing(image, buffer, unit, ours)
 
-    def _differs(self, clean: list[Listed], there: TransferConnections, hashing: Hashing) -> bool:
-        """Compare a sample, because the bitmap may have begun after the base. Raises as `hashing` does."""
-        sample = list(_sample(clean))
-        ours, theirs = Digest(), Digest()
-
-        def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-            return lambda unit: hashing(image, buffer, unit, ours)
-
-        for start, end, found in sample:
-            theirs.add_listed(start // DEFAULT_BLOCK, end - start, found)
-        work = (Unit(start, end, [Segment(start, end - start, zero=False)]) for start, end, _ in sample)
-        there.run(Queue(work, LEAST, there.session.stop), worker)
-        return ours.hexdigest() != theirs.hexdigest()
+    for listed in sample:
+        theirs.add_listed(*listed)
+    work = (Unit(start, end, [Segment(start, end - start, zero=False)]) for start, end, _ in sample)
+    there.run(Queue(work, LEAST, there.session.stop), worker)
+    return ours.hexdigest() != theirs.hexdigest()
 
 
 def _list(image: RemoteImage, start: int, end: int, digest: Digest) -> None:
     """Add the digests of a range, as its server tells them."""
-    blocks: list[Block] = image.blocks(DEFAULT_ALGORITHM, DEFAULT_BLOCK, (start, end - start))
-    for begin, length, found in blocks:
-        digest.add_listed(begin // DEFAULT_BLOCK, length, None if found is None else bytes.fromhex(found))
+    for listed in told(image.blocks(digest.algorithm, digest.block_size, (start, end - start))):
+        digest.add_listed(*listed)
 
 
 def _sample(clean: list[Listed]) -> Iterator[Listed]:

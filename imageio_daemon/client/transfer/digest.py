@@ -2,9 +2,13 @@
 """The digest of an image, computed from blocks in any order; see image/blockhash.py."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from ...image.block_list import Block
 from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, ZERO_BATCH, Hash, new_hash, update_zeros, zero_digest
+
+#: Start, end and digest of a block, or of any number of blocks of zeros, with None as the digest.
+Listed = tuple[int, int, bytes | None]
 
 
 class Digest:
@@ -25,12 +29,13 @@ class Digest:
         with self._lock:
             self._digests[index] = (digest, count)
 
-    def add_listed(self, index: int, length: int, digest: bytes | None) -> None:
+    def add_listed(self, start: int, end: int, digest: bytes | None) -> None:
         """Add a block of a list, or, with None, blocks of zeros. The last one may be shorter than the others."""
+        index = start // self.block_size
         if digest is not None:
             self.add(index, digest)
             return
-        count, rest = divmod(length, self.block_size)
+        count, rest = divmod(end - start, self.block_size)
         if count:
             self.add(index, self.zero_digest(self.block_size), count)
         if rest:
@@ -40,17 +45,13 @@ class Digest:
         """Return the digest of a block of zeros."""
         return zero_digest(self.algorithm, length)
 
-    def items(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the digests in order: the number of a block, its digest, and how many blocks have it from there on."""
-        return ((index, digest, count) for index, (digest, count) in sorted(self._digests.items()))
-
-    def listed(self, size: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield start, end and digest of the blocks of `size` bytes, with None for any number of blocks of zeros."""
-        for index, digest, count in self.items():
+    def listed(self, size: int, offset: int = 0) -> Iterator[Listed]:
+        """Yield the blocks of `size` bytes from offset on. The first of them has the number 0 here."""
+        for index, (digest, count) in sorted(self._digests.items()):
             start = index * self.block_size
             end = min(start + count * self.block_size, size)
             is_zero = digest == self.zero_digest(min(self.block_size, end - start))
-            yield start, end, None if is_zero else digest
+            yield offset + start, offset + end, None if is_zero else digest
 
     def hexdigest(self) -> str:
         """Return the digest of the image. Call this when every part has ended."""
@@ -68,6 +69,12 @@ class Digest:
         if sum(count for _, count in self._digests.values()) > most:
             return None
         return [digest.hex() for _, (digest, count) in sorted(self._digests.items()) for _ in range(count)]
+
+
+def told(blocks: Iterable[Block]) -> Iterator[Listed]:
+    """Yield the blocks of a server's list."""
+    for start, length, digest in blocks:
+        yield start, start + length, None if digest is None else bytes.fromhex(digest)
 
 
 class DigestPart:

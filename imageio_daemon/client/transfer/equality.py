@@ -3,10 +3,9 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ...image.block_list import Block
 from ...image.blockhash import DEFAULT_BLOCK
 from ...image.ranges import RangeSet
 from ...units import GiB, MiB
@@ -17,7 +16,7 @@ from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..unflushed import new_ranges
 from .block_hashing import hash_unit
-from .digest import Digest
+from .digest import Digest, Listed, told
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
 from .transfer_connections import TransferConnections, Worker
@@ -34,9 +33,6 @@ LEAST = 32 * MiB
 #: A function that returns, for a connection and its buffer, the function to call with each compared unit and its equal
 #: ranges.
 Then = Callable[[RemoteImage, memoryview], Callable[[Unit, RangeSet], None]]
-
-#: Start, end, and the digest of the bytes between them, or None for zeros.
-Digested = tuple[int, int, str | None]
 
 
 def no_ranges(session: ClientSession) -> Iterator[Refused]:
@@ -113,7 +109,8 @@ class Equality:
         equal = new_ranges()
         for start, end, digest in self._equal(image, unit, buffer):
             equal.add(start, end)
-            self._add(start, end, digest)
+            if self._digest is not None:
+                self._digest.add_listed(start, end, digest)
         self._counter.check(unit.end - unit.start)
         return equal
 
@@ -129,7 +126,7 @@ class Equality:
             if is_within:
                 yield from units(group, least=least)
 
-    def _equal(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> Iterator[Digested]:
+    def _equal(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> Iterator[Listed]:
         """Yield the equal ranges of a unit: blocks, if the server lists these, or else all or nothing."""
         part = (unit.start, unit.end - unit.start)
         if not self._has_checksums:
@@ -140,11 +137,11 @@ class Equality:
         hash_unit(self._local, unit, buffer, ours, 0)
         if self._lists_blocks:
             theirs = image.blocks(ours.algorithm, ours.block_size, part)
-            for start, end, is_equal, digest in aligned(digested(ours, *part), told(theirs)):
+            for start, end, is_equal, digest in aligned(ours.listed(unit.end - unit.start, unit.start), told(theirs)):
                 if is_equal:
                     yield start, end, digest
         elif has_digest(image, ours, part):
-            yield from digested(ours, *part)
+            yield from ours.listed(unit.end - unit.start, unit.start)
 
     def _reads(self, image: RemoteImage, part: Range, buffer: memoryview) -> bool:
         """Tell whether both images have the same bytes in a range."""
@@ -156,11 +153,6 @@ class Equality:
                 return False
         return True
 
-    def _add(self, start: int, end: int, digest: str | None) -> None:
-        if self._digest is not None:
-            listed = None if digest is None else bytes.fromhex(digest)
-            self._digest.add_listed(start // self._digest.block_size, end - start, listed)
-
 
 def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield, for each part of a range between multiples of SPAN, its start and the next multiple."""
@@ -170,27 +162,16 @@ def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
         start = limit
 
 
-def digested(digest: Digest, start: int, length: int) -> Iterator[Digested]:
-    """Yield the ranges that were hashed here, with their digests."""
-    for begin, end, found in digest.listed(length):
-        yield start + begin, start + end, None if found is None else found.hex()
-
-
-def told(blocks: Iterable[Block]) -> Iterator[Digested]:
-    """Yield the blocks of a server's list."""
-    return ((block.start, block.start + block.length, block.digest) for block in blocks)
-
-
 class Aligned(NamedTuple):
     """A range of two images, whether it is equal, and its digest in the first one."""
 
     start: int
     end: int
     is_equal: bool
-    digest: str | None
+    digest: bytes | None
 
 
-def aligned(ours: Iterator[Digested], theirs: Iterator[Digested]) -> Iterator[Aligned]:
+def aligned(ours: Iterator[Listed], theirs: Iterator[Listed]) -> Iterator[Aligned]:
     """Walk along two lists of the same blocks, and yield ranges that are equal or not."""
     mine, other = next(ours, None), next(theirs, None)
     position = mine[0] if mine else 0

@@ -13,8 +13,8 @@ from ..local.source import Source
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from .block_hashing import hash_all
-from .digest import Digest
-from .equality import SPAN, Digested, aligned, digested, told
+from .digest import Digest, Listed, told
+from .equality import SPAN, aligned
 from .progress import Counter, Phase
 
 #: Bytes of the file that are read or written at a time.
@@ -68,7 +68,7 @@ class ManifestComparison:
         """Return the ranges of a local image that differ. Raises LocalError."""
         digest = Digest(self.head.algorithm, self.head.block_size)
         hash_all(source, digest, self._counter.check)
-        return self._different(digested(digest, 0, self._size))
+        return self._different(digest.listed(self._size))
 
     def there(self, session: ClientSession, image: RemoteImage) -> list[tuple[int, int]]:
         """Return the ranges of a remote image that differ. Raises as RemoteImage does."""
@@ -78,7 +78,7 @@ class ManifestComparison:
             return [] if is_equal else [(0, max(self._size, self.length))]
         span = SPAN // size * size
 
-        def listed() -> Iterator[Digested]:
+        def listed() -> Iterator[Listed]:
             for start in range(0, self._size, span):
                 length = min(span, self._size - start)
                 yield from told(image.blocks(algorithm, size, (start, length)))
@@ -86,7 +86,7 @@ class ManifestComparison:
 
         return self._different(listed())
 
-    def _different(self, listed: Iterator[Digested]) -> list[tuple[int, int]]:
+    def _different(self, listed: Iterator[Listed]) -> list[tuple[int, int]]:
         found = [(part.start, part.end) for part in aligned(told(self._blocks), listed) if not part.is_equal]
         least, most = sorted((self._size, self.length))
         return [*found, *([(least, most)] if least < most else [])]

@@ -12,7 +12,7 @@ from ...units import MiB
 from ..errors import LocalError, Refused
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from .digest import Digest
+from .digest import Digest, told
 from .plan import Unit
 
 
@@ -61,12 +61,11 @@ class RemoteSource:
         """Add the digests of a unit's blocks, from the server. Return False if the server does not list digests."""
         if not self._lists_blocks:
             return False
-        size = digest.block_size
+        moved = index * digest.block_size - unit.start
         with self._connection() as image:
-            blocks = image.blocks(digest.algorithm, size, (unit.start, unit.end - unit.start))
-        for start, length, found in blocks:
-            listed = None if found is None else bytes.fromhex(found)
-            digest.add_listed(index + (start - unit.start) // size, length, listed)
+            blocks = image.blocks(digest.algorithm, digest.block_size, (unit.start, unit.end - unit.start))
+        for start, end, found in told(blocks):
+            digest.add_listed(start + moved, end + moved, found)
         return True
 
     def changed(self) -> RangeSet | None:
