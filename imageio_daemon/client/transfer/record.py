@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,21 +169,11 @@ class Record:
 
     def save(self, durable: list[tuple[int, int]]) -> None:
         """Write the file. If that fails, the transfer goes on without it."""
-        if self._states:
-            try:
-                self._states.save(durable)
-            except OSError as e:
-                log.warning("%s", _not_kept(e))
-                self._states = None
+        self._change(lambda states: states.save(durable))
 
     def discard(self) -> None:
         """Remove the file, so that the next transfer starts from the beginning."""
-        if self._states:
-            try:
-                self._states.remove()
-            except OSError as e:
-                log.warning("%s", _not_kept(e))
-                self._states = None
+        self._change(States.remove)
 
     def release(self) -> None:
         """Let the next transfer use the file."""
@@ -196,9 +186,14 @@ class Record:
         self._states = None
         self._on_server = False
 
-
-def _not_kept(error: OSError) -> str:
-    return f"can't keep what is done in {error.filename}: {error.strerror} (--state-dir DIR keeps it elsewhere)"
+    def _change(self, change: Callable[[States], None]) -> None:
+        if self._states:
+            try:
+                change(self._states)
+            except OSError as e:
+                why = f"{e.filename}: {e.strerror} (--state-dir DIR keeps it elsewhere)"
+                log.warning("can't keep what is done in %s", why)
+                self._states = None
 
 
 def default_directory() -> Path | None:
