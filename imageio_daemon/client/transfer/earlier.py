@@ -16,7 +16,7 @@ from ..local.source import Source
 from ..server.remote_image import RemoteImage
 from ..unflushed import new_ranges
 from .digest import Digest
-from .equality import LEAST, Equality, has_digest
+from .equality import Equality, has_digest
 from .plan import Unit
 from .progress import Counter
 from .record import ALIGNMENT, Claim, Record, aligned
@@ -134,7 +134,7 @@ class Earlier:
 
             return compare
 
-        self._equality.run(compared, worker, LEAST)
+        self._equality.run(compared, worker, all_or_nothing=True)
         return different[0] if different else None
 
 

@@ -30,10 +30,6 @@ SPAN = 16 * GiB
 #: with 64.
 LEAST = 32 * MiB
 
-#: A function that returns, for a connection and its buffer, the function to call with each compared unit and its equal
-#: ranges.
-Then = Callable[[RemoteImage, memoryview], Callable[[Unit, RangeSet], None]]
-
 
 def no_ranges(session: ClientSession) -> Iterator[Refused]:
     """Yield an error if the server computes no checksums of ranges, which show what differs."""
@@ -44,10 +40,6 @@ def no_ranges(session: ClientSession) -> Iterator[Refused]:
 def has_digest(image: RemoteImage, digest: Digest, part: tuple[int, int]) -> bool:
     """Tell whether a part of an image, by offset and length, has this digest. Raises as RemoteImage does."""
     return bool(image.checksum(digest.algorithm, digest.block_size, part)["checksum"] == digest.hexdigest())
-
-
-def _nothing(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet], None]:
-    return lambda unit, equal: None
 
 
 class Equality:
@@ -68,35 +60,32 @@ class Equality:
         self._has_checksums = "checksum_range" in features
         self._lists_blocks = "checksum_blocks" in features
 
-    def find(self, within: RangeSet, then: Then = _nothing) -> RangeSet:
+    def find(self, within: RangeSet) -> RangeSet:
         """Return which bytes of these ranges are equal, in whole blocks from the beginning of each range.
 
-        `then` makes the function that each thread calls at once with a unit and its equal ranges. Without
-        `checksum_blocks`, either all blocks of a unit are equal or none. Raises LocalError, as RemoteImage does, and
-        what `then` raises.
+        Raises LocalError, and as RemoteImage does.
         """
         equal, lock = new_ranges(), threading.Lock()
 
         def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-            do = then(image, buffer)
-
             def compare(unit: Unit) -> None:
                 here = self.compare(image, unit, buffer)
                 with lock:
                     for piece in here.pieces():
                         equal.add(*piece)
-                do(unit, here)
 
             return compare
 
-        self.run(within, worker, LEAST if self._lists_blocks else DEFAULT_BLOCK)
+        self.run(within, worker)
         return equal
 
-    def run(self, within: RangeSet, worker: Worker, least: int) -> None:
-        """Have each connection's worker compare units of these ranges, with `least` bytes of data where there are more.
+    def run(self, within: RangeSet, worker: Worker, *, all_or_nothing: bool = False) -> None:
+        """Have each connection's worker compare units of these ranges. Raises LocalError, and what the workers raise.
 
-        Raises LocalError, and what the workers raise.
+        With `all_or_nothing`, the units are long also if the server does not list blocks, so that compare() finds
+        either all of a unit equal or nothing.
         """
+        least = LEAST if self._lists_blocks or all_or_nothing else DEFAULT_BLOCK
         self._counter.begin(Phase.COMPARING, within.size())
         self._there.run(Queue(self._units(within, least), DEFAULT_BLOCK, self._there.session.stop), worker)
         self._counter.begin(Phase.TRANSFERRING)

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 
-from ...image.ranges import RangeSet
 from ..server.remote_image import RemoteImage
 from ..unflushed import new_ranges
 from .equality import Equality
@@ -18,10 +17,11 @@ def send_what_differs(equality: Equality, sending: Sending) -> None:
     """
     counter = sending.counter
 
-    def then(image: RemoteImage, buffer: memoryview) -> Callable[[Unit, RangeSet], None]:
+    def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
         send = sending.worker(image, buffer)
 
-        def send_rest(unit: Unit, equal: RangeSet) -> None:
+        def compare_and_send(unit: Unit) -> None:
+            equal = equality.compare(image, unit, buffer)
             counter.add(resumed=equal.size())
             # Equal blocks may be in the server's memory only. The next flush confirms them, too.
             for start, end in equal.pieces():
@@ -30,7 +30,7 @@ def send_what_differs(equality: Equality, sending: Sending) -> None:
                 counter.plan(data_left(part, equal))
                 send(part)
 
-        return send_rest
+        return compare_and_send
 
-    equality.find(new_ranges([(0, sending.source.size)]), then)
+    equality.run(new_ranges([(0, sending.source.size)]), worker)
     counter.plan(None)
