@@ -9,7 +9,7 @@ from pathlib import Path
 from ...image.image_opts import image_opts
 from ..errors import LocalError
 from .archive import Member
-from .layers import whole_sectors
+from .layers import node_of
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,7 @@ def arguments_for(
     name = str(path.absolute())
     if member is None and not compress and not shared:
         return [f"--format={format_name}", "--", name]
-    file: dict[str, object] = {"driver": "host_device" if path.is_block_device() else "file", "filename": name}
-    if member is not None:
-        # qemu takes whole sectors, and tar's blocks are as large.
-        file = {"driver": "raw", "offset": member.offset, "size": whole_sectors(member.size), "file": file}
-    image: dict[str, object] = {"driver": format_name, "file": file}
+    image: dict[str, object] = {"driver": format_name, "file": node_of(path, name, member)}
     if shared:
         image |= {"read-only": True, "force-share": True}
     return ["--image-opts", "--", image_opts({"driver": "compress", "file": image} if compress else image)]
