@@ -62,9 +62,10 @@ def no_checksum(session: ClientSession, *features: str) -> Iterator[ChecksumMism
 def prove(
     image: RemoteImage, digest: Digest, part: tuple[int, int] | None, session: ClientSession, counter: Counter
 ) -> str | None:
-    """Have the server finalize if it can, and return what finalize() returns. Otherwise verify(), and return None.
+    """Have the server finalize if it can, and return what finalize() returns. Otherwise compare with its checksum.
 
-    `part` is as for verify(). Raises as both do, and OtherFinalized.
+    `part` is offset and length of the part to compare, in bytes, or None for the whole image. Raises ChecksumMismatch,
+    OtherFinalized, and as finalize() does.
     """
     counter.begin(Phase.VERIFYING)
     features = session.abilities.features
@@ -76,18 +77,10 @@ def prove(
                 told = "the ticket was finalized with another image, and does not allow writing any more"
                 raise OtherFinalized(f"{told}: ask for a new one", CONFLICT) from e
             raise
-    verify(image, digest, part)
-    return None
-
-
-def verify(image: RemoteImage, digest: Digest, part: tuple[int, int] | None = None) -> None:
-    """Compare the digest with the server's checksum. Raises ChecksumMismatch, and as RemoteImage does.
-
-    `part` is offset and length of the part to compare, in bytes; the default is the whole image.
-    """
     theirs = image.checksum(digest.algorithm, digest.block_size, part)["checksum"]
     if theirs != digest.hexdigest():
         raise _mismatch(theirs, digest, [])
+    return None
 
 
 def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -> str:
