@@ -9,6 +9,7 @@ Functions block; a coroutine calls them with asyncio.to_thread(). Offsets and si
 ClientError, whose text is one line for the user.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from ..image.extents import Extent
@@ -36,7 +37,6 @@ from .errors import (
     WritesLost,
 )
 from .handle.image import Image
-from .lazily import imported_at_use
 from .server.session import Settings
 from .transfer.download import Downloaded
 from .transfer.progress import Progress
@@ -45,7 +45,13 @@ from .transfer.transfer_options import Uploaded
 if TYPE_CHECKING:
     from .transfer.preview import Preview
 else:
-    __getattr__ = imported_at_use(__name__, {"Preview": ".transfer.preview"})
+
+    def __getattr__(name: str) -> object:
+        """Import the type of what few programs ask for at its first use: all others start earlier."""
+        if name != "Preview":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(".transfer.preview", __name__).Preview
+
 
 __all__ = [
     "ChecksumMismatch",

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is imported when it is used, and not by each command: imageio_daemon/client/lazily.py."""
+"""What is imported when it is used, and not by each command."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from imageio_daemon import client
-from imageio_daemon.client import local
 from tests.client.programs import TIMEOUT
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import MakeImage, pattern
@@ -39,10 +37,9 @@ def test_upload_of_a_raw_file_imports_nothing_that_it_does_not_need(
     assert not NEEDLESS & set(told.split())
 
 
-@pytest.mark.parametrize("package", [client, local])
-def test_package_has_all_its_names(package: ModuleType) -> None:
-    for name in package.__all__:
-        assert getattr(package, name) is not None
+def test_package_has_all_its_names() -> None:
+    for name in client.__all__:
+        assert getattr(client, name) is not None
 
 
 def test_other_names_are_no_attributes() -> None:

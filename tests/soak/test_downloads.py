@@ -45,10 +45,11 @@ CHANGES = 6
 #: The command with short units, and with a flush after each.
 PROGRAM = """\
 import sys
-from imageio_daemon.client import cli, local
+from imageio_daemon.client import cli
+from imageio_daemon.client.local.qemu import QemuTarget
 from imageio_daemon.client.local.target import NewFile
 from imageio_daemon.client.transfer.transfer_options import DownloadOptions
-NewFile.portion = local.QemuTarget.portion = 4 * 1024**2
+NewFile.portion = QemuTarget.portion = 4 * 1024**2
 DownloadOptions.__init__.__kwdefaults__["checkpoint"] = 0
 sys.exit(cli.main())
 """

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from .. import local
 from ..errors import LocalError, Usage
 from .formats import Named, is_elsewhere, named, on_ceph, on_nbd
 from .target import ExistingImage, NewFile, StreamTarget, Target, UpdatedImage, is_existing_device
@@ -66,15 +65,21 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
         if making.update:
             raise Usage(f"what differs is written into a raw or qcow2 file or a device, and not into {what}")
         if on_nbd(target):
-            return Chosen(partial(local.NbdTarget, str(target), making.secure), None, in_place=True)
-        return Chosen(partial(local.RbdTarget, str(target)), None, in_place=True)
+            from .nbd_export import NbdTarget  # noqa: PLC0415 - transfers of raw files start earlier without it
+
+            return Chosen(partial(NbdTarget, str(target), making.secure), None, in_place=True)
+        from .rbd import RbdTarget  # noqa: PLC0415 - as above
+
+        return Chosen(partial(RbdTarget, str(target)), None, in_place=True)
     path = Path(target)
     says = named(path.name) if making.format is None else Named(None, False, making.format)
     make, in_place = _choose_path(path, says, making)
     packs = making.compress or bool(says.compression)
     shown = ", ".join(filter(None, [says.format or "raw", says.compression]))
     if making.update and says.format not in (None, "raw"):
-        return Chosen(make, path, in_place, locks=True, check=partial(local.UpdatedQcow2.check, path), format=shown)
+        from .qcow2 import UpdatedQcow2  # noqa: PLC0415 - as above
+
+        return Chosen(make, path, in_place, locks=True, check=partial(UpdatedQcow2.check, path), format=shown)
     return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None, format=shown)
 
 
@@ -93,8 +98,12 @@ def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], 
         raise LocalError(f"there is no {path} to update: download it without --update first")
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
+    if making.update and is_raw:
+        return partial(UpdatedImage, path), True
     if making.update:
-        return partial(UpdatedImage if is_raw else local.UpdatedQcow2, path), True
+        from .qcow2 import UpdatedQcow2  # noqa: PLC0415 - as above
+
+        return partial(UpdatedQcow2, path), True
     if is_device or (dirty and is_raw):
         return partial(ExistingImage, path), True
     if dirty and format_name != "qcow2":
@@ -113,12 +122,17 @@ def _check_raw(path: Path, size: int) -> None:
 
 
 def _new_file(path: Path, format_name: str, compression: str | None, making: Making) -> Callable[[], Target]:
-    if making.dirty:
-        return partial(local.Increment, path)
-    if compression:
-        return partial(local.CompressedFile, path, compression)
-    if making.compress:
-        return partial(local.CompressedQcow2, path)
-    if format_name == "raw":
+    if format_name == "raw" and not compression:
         return partial(NewFile, path, continues=making.continues)
-    return partial(local.QemuTarget, path, format_name, continues=making.continues)
+    if compression:
+        from .compressing import CompressedFile  # noqa: PLC0415 - as above
+
+        return partial(CompressedFile, path, compression)
+    from .qcow2 import CompressedQcow2, Increment  # noqa: PLC0415 - as above
+    from .qemu import QemuTarget  # noqa: PLC0415 - as above
+
+    if making.dirty:
+        return partial(Increment, path)
+    if making.compress:
+        return partial(CompressedQcow2, path)
+    return partial(QemuTarget, path, format_name, continues=making.continues)

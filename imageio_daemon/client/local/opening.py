@@ -6,9 +6,8 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO
 
-from .. import local
 from ..errors import LocalError, Usage
 from ..fetched import Fetched
 from .archive import Member, choose, disks, enter, members, members_of_file
@@ -24,8 +23,6 @@ log = logging.getLogger(__name__)
 
 #: The addresses of images in messages.
 ADDRESSES = "https://, nbd://, nbds://, nbd+unix://, nbds+unix:// or rbd:"
-#: Sources that can be read in any order, more than once.
-_Whole: TypeAlias = "FileSource | local.RbdSource | local.NbdSource"
 
 
 @dataclass(frozen=True)
@@ -127,12 +124,23 @@ def _members(path: Path, compression: str | None, watch: Watch) -> list[Member]:
     if compression is None:
         return members_of_file(path)
     with contextlib.closing(Input.of_file(path, watch)) as source:
-        return list(members(local.Decompressed(source, compression, source.name), source.name))
+        return list(members(_decompressed(source, compression, source.name), source.name))
+
+
+def _decompressed(content: Reader, compression: str | None, name: str) -> Reader:
+    """Return the content decompressed, if it is compressed."""
+    if compression is None:
+        return content
+    from .compressed import Decompressed  # noqa: PLC0415 - transfers of raw files start earlier without it
+
+    return Decompressed(content, compression, name)
 
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
-        return local.QemuSource(path, known, found, shared=how.shared, bitmap=how.bitmap)
+        from .qemu import QemuSource  # noqa: PLC0415 - as above
+
+        return QemuSource(path, known, found, shared=how.shared, bitmap=how.bitmap)
     offset, size = (found.offset, found.size) if found else (0, None)
     opened = FileSource(path, offset=offset, size=size, shared=how.shared)
     return _raw(opened, _name(found, str(path)), MEMBER, how) if found else _raw(opened, str(path), FILE, how)
@@ -142,15 +150,20 @@ def _open_elsewhere(address: str, how: How) -> Source:
     what = "an image on Ceph" if on_ceph(address) else "an export of an NBD server"
     if how.decompress or how.member or how.size is not None or how.format not in (None, "raw"):
         raise Usage(f"{what} is raw, and has its own size")
-    opened = local.RbdSource(address) if on_ceph(address) else local.NbdSource(address, how.secure, how.bitmap)
-    return _raw(opened, address, WITHIN, how)
+    if on_ceph(address):
+        from .rbd import RbdSource  # noqa: PLC0415 - as above
+
+        return _raw(RbdSource(address), address, WITHIN, how)
+    from .nbd_export import NbdSource  # noqa: PLC0415 - as above
+
+    return _raw(NbdSource(address, how.secure, how.bitmap), address, WITHIN, how)
 
 
 def _name(member: Member, archive: str) -> str:
     return f"{member.name} in {archive}"
 
 
-def _raw(opened: _Whole, name: str, place: frozenset[str], how: How) -> Source:
+def _raw(opened: Source, name: str, place: frozenset[str], how: How) -> Source:
     """Return a source. If its format was not given, check that it looks raw, and close it if not."""
     if how.format is None:
         with contextlib.ExitStack() as stack:
@@ -160,7 +173,7 @@ def _raw(opened: _Whole, name: str, place: frozenset[str], how: How) -> Source:
     return opened
 
 
-def _part(image: _Whole, offset: int, length: int) -> bytes:
+def _part(image: Source, offset: int, length: int) -> bytes:
     """Return the bytes of a range that are inside the image."""
     start, end = max(offset, 0), min(offset + length, image.size)
     buffer = bytearray(max(end - start, 0))
@@ -180,15 +193,21 @@ def _open_stream(source: Input, how: How, kind: Named) -> Source:
 
 def _spool(reader: Reader, source: Input, name: str, known: str | None, how: How) -> Source:
     """Write data that is read in any order to a temporary file, and open that. `known` is its format, if not raw."""
+    from .spool import Spool, SpooledSource  # noqa: PLC0415 - as above
+
     with contextlib.ExitStack() as stack:
         log.info("%s is written to a temporary file first", name)
-        spool = local.Spool(reader, name)
+        spool = Spool(reader, name)
         stack.callback(spool.close)
         source.check()  # before any of it is sent
-        inner = _raw(FileSource(spool.path), name, DECOMPRESSED, how) if known in (None, "raw") else None
-        opened = inner or local.QemuSource(spool.path, known or "raw", name=name)
+        if known in (None, "raw"):
+            opened = _raw(FileSource(spool.path), name, DECOMPRESSED, how)
+        else:
+            from .qemu import QemuSource  # noqa: PLC0415 - as above
+
+            opened = QemuSource(spool.path, known, name=name)
         stack.pop_all()
-        return local.SpooledSource(opened, spool, source)
+        return SpooledSource(opened, spool, source)
 
 
 def _open_member(source: Input, how: How, kind: Named) -> Source:
@@ -200,14 +219,12 @@ def _open_member(source: Input, how: How, kind: Named) -> Source:
         name = choose(_members(source.path, kind.compression, source.watch), source.name, None).name
     if name is None:
         raise Usage("an archive in a stream is read once: say --member NAME")
-    found = enter(
-        local.Decompressed(source, kind.compression, source.name) if kind.compression else source, source.name, name
-    )
+    found = enter(_decompressed(source, kind.compression, source.name), source.name, name)
     shown, says = _name(found.member, source.name), named(name)
     known = how.format or says.format
     if known not in (None, "raw") or (how.format is None and says.compression):
         packed = says.compression if how.format is None else None
-        return _spool(local.Decompressed(found, packed, shown) if packed else found, source, shown, known, how)
+        return _spool(_decompressed(found, packed, shown), source, shown, known, how)
     return StreamSource(source, found.member.size, _checked(found, how, shown, WITHIN), "the archive")
 
 
@@ -216,23 +233,24 @@ def _open_whole(source: Input, how: How, kind: Named) -> Source:
     if known not in (None, "raw"):
         if how.size is not None:
             raise Usage(f"a size is for what is raw; an image of the format {known} has its own")
-        content: Reader = local.Decompressed(source, kind.compression, source.name) if kind.compression else source
-        return _spool(content, source, source.name, known, how)
+        return _spool(_decompressed(source, kind.compression, source.name), source, source.name, known, how)
     size, told = _size(source, kind.compression, how.size)
     source.watch = unwatched  # the reads below are short
     ahead = Ahead(source)
     if size is None and kind.compression == "zstd":
+        from .sizes import ZSTD_HEADER, zstd_head  # noqa: PLC0415 - as above
+
         # A first frame without data says nothing about the next frames.
-        size, told = local.zstd_head(ahead.peek(local.ZSTD_HEADER)) or None, "its header"
+        size, told = zstd_head(ahead.peek(ZSTD_HEADER)) or None, "its header"
     if size is None and kind.compression is None and source.size is not None:
         size, told = source.size, "its server"
     if size is None and kind.compression and source.size is not None:
-        return _spool(local.Decompressed(ahead, kind.compression, source.name), source, source.name, None, how)
+        return _spool(_decompressed(ahead, kind.compression, source.name), source, source.name, None, how)
     if size is None:
         raise Usage("a stream needs --size: the server must know how much comes")
     if kind.compression:
         raw = f"--decompress {kind.compression} --format raw"
-        content = local.Decompressed(ahead, kind.compression, source.name)
+        content = _decompressed(ahead, kind.compression, source.name)
         return StreamSource(source, size, _checked(content, how, source.name, DECOMPRESSED, raw), told)
     return StreamSource(source, size, _checked(ahead, how, source.name, PIPE), told)
 
@@ -250,14 +268,16 @@ def _size(source: Input, compression: str | None, said: int | None) -> tuple[int
     """Return the size of the data, and what tells it. None if nothing does, except perhaps the first bytes."""
     if said is not None or source.path is None or compression is None:
         return said, "--size"
+    from .compressed import count  # noqa: PLC0415 - as above
+    from .sizes import told_size  # noqa: PLC0415 - as above
+
     fd = open_image(source.path)
     try:
-        size = local.told_size(fd, compression)
+        size = told_size(fd, compression)
     finally:
         os.close(fd)
     if size is not None:
         return size, "its index" if compression == "xz" else "its header"
     log.info("%s does not tell the size of what is in it: it is read twice, --size saves that", source.name)
     with contextlib.closing(Input.of_file(source.path, source.watch)) as again:
-        reader: Reader = local.Decompressed(again, compression, source.name)
-        return local.count(reader, source.name), "the first reading"
+        return count(_decompressed(again, compression, source.name), source.name), "the first reading"

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...units import GiB, MiB
-from .. import local
 from ..server.data import Encoded, Piece
 from ..server.session import ClientSession
 
@@ -165,7 +164,9 @@ class Compressor:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self._seconds: float | None = None  # the time of the last compression, or None if there was none
-        self._encoder = local.zstd.ZstdCompressor(level=LEVEL)
+        from ..local.compressed import zstd  # noqa: PLC0415 - most transfers start earlier without it
+
+        self._encoder = zstd.ZstdCompressor(level=LEVEL)
 
     def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
         """Return the pieces, each as a frame of zstd, or None if they should be sent as they are."""

@@ -12,7 +12,7 @@ import pytest
 
 from imageio_daemon.client import LocalError, ServerFailed, Settings, Usage, checksum, download, info, upload
 from imageio_daemon.client.errors import Stopped
-from imageio_daemon.client.local import NbdSource, NbdTarget
+from imageio_daemon.client.local.nbd_export import NbdSource, NbdTarget
 from imageio_daemon.nbdproto.constants import Chunk, Command
 from tests.client.programs import run
 from tests.support.daemon import Certificates, Daemon

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.errors import LocalError, Stopped
-from imageio_daemon.client.local import QemuSource
 from imageio_daemon.client.local import qemu_nbd as qemu_nbd_module
 from imageio_daemon.client.local.archive import Member
 from imageio_daemon.client.local.layers import refuse_cut
-from imageio_daemon.client.local.qemu import QemuTarget
+from imageio_daemon.client.local.qemu import QemuSource, QemuTarget
 from imageio_daemon.client.local.qemu_nbd import PrivateQemuNbd
 from tests.client.local.test_formats import qemu_img
 from tests.support.images import MiB, pattern
