@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 from .errors import Usage
 from .local.choosing import Chosen, Making, choose_target
 from .local.in_use import locked
-from .local.opening import How, open_source, reading, require_content
+from .local.opening import How, Origin, open_source, reading, require_content
 from .local.source import MarkedSource, Source
 from .local.stream import Watch, unwatched
 from .server.address import is_url
@@ -44,7 +44,7 @@ class Uploading:
     def run(self, report: Report | None = None) -> Uploaded:
         """Upload the image. Call `report` every 0.1 s."""
         counter = Counter()
-        with self._opened(self.options, Opening(counter, report)) as (session, source):
+        with self._opened(self.options, Opening(counter, report)) as (session, source, _):
             return Upload(source, session, self.options, report, counter).run()
 
     def preview(self) -> "Preview":
@@ -52,16 +52,16 @@ class Uploading:
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
         how = replace(self.options, expect=None, base=None, bitmap=None)  # checking these would take long
-        with self._opened(how) as (session, source):
+        with self._opened(how) as (session, source, given):
             session.stop.call(source.stop)
-            names = {"name": _name(self.source, "standard input"), "format_name": reading(self.source, how)}
+            names = {"name": _name(self.source, "standard input"), "format_name": reading(given, how)}
             tell = partial(preview.preview_upload, source, session, self.options, **names)
             (told,) = workers.run([tell], session.stop)
             return told
 
     @contextlib.contextmanager
-    def _opened(self, how: How, watch: Watch = unwatched) -> Iterator[tuple[ClientSession, Source]]:
-        """Open the source for the block, with a session that has not connected yet."""
+    def _opened(self, how: How, watch: Watch = unwatched) -> Iterator[tuple[ClientSession, Source, Origin]]:
+        """Open the source for the block, with a session that has not connected yet, and what was opened."""
         if isinstance(self.source, str) and is_url(self.source) and not is_url(self.url):
             raise Usage("the image comes first, then the URL")
         how = replace(how, secure=securing(self.settings))
@@ -76,7 +76,7 @@ class Uploading:
                 raise Usage("an update reads the image twice: decompress or copy it to a file first")
             if self.options.bitmap is not None and not isinstance(opened, MarkedSource):
                 raise Usage("only a qcow2 image in a file or an export of an NBD server has a bitmap")
-            yield session, opened
+            yield session, opened, given
 
 
 @dataclass(frozen=True)

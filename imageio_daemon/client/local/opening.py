@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from ..errors import LocalError, Usage
 from ..fetched import Fetched
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .nbd_image import Secure
 
 log = logging.getLogger(__name__)
+
+#: What a source is opened from: a path or an address, a stream, or a file of a web server.
+Origin: TypeAlias = str | os.PathLike[str] | BinaryIO | Fetched
 
 #: The addresses of images in messages.
 ADDRESSES = "https://, nbd://, nbds://, nbd+unix://, nbds+unix:// or rbd:"
@@ -45,18 +48,16 @@ class How:
     bitmap: str | None = None
 
 
-def open_source(
-    source: str | os.PathLike[str] | BinaryIO | Fetched, how: How = How(), watch: Watch = unwatched
-) -> Source:
+def open_source(source: Origin, how: How = How(), watch: Watch = unwatched) -> Source:
     """Open a local image. Raises LocalError, and Usage if the arguments contradict each other or the content.
 
     `watch` is called with the bytes of compressed data and streams that are read before the image is open, which may be
     all of them.
     """
     expect = None if how.expect is None else ExpectedDigest(how.expect)
+    kind = _kind(_file_name(source), how)
     if not isinstance(source, str | os.PathLike):
-        name = source.file_name if isinstance(source, Fetched) else ""
-        return _open_stream(Input(source, watch=watch, expect=expect), how, _kind(name, how))
+        return _open_stream(Input(source, watch=watch, expect=expect), how, kind)
     if is_elsewhere(source):
         if expect is not None:
             raise Usage("what is expected is the digest of a file")
@@ -64,7 +65,6 @@ def open_source(
     path = Path(source)
     if "://" in os.fspath(source) and not path.exists():
         raise LocalError(f"can't open {source}: it is no file, and addresses of images begin with {ADDRESSES}")
-    kind = _kind(path.name, how)
     if how.size is not None and not kind.compression:
         raise Usage("a size is for streams; a file has its own")
     if expect is not None:  # before anything is sent
@@ -78,7 +78,7 @@ def open_source(
     return _open_file(path, how.format or (_format(found.name) if found else kind.format), how, found)
 
 
-def require_content(opened: Source, source: str | os.PathLike[str] | BinaryIO | Fetched, member: str | None) -> None:
+def require_content(opened: Source, source: Origin, member: str | None) -> None:
     """Raise LocalError if there is nothing to upload."""
     if opened.size == 0:
         opened.check()  # the size 0 may be a wrong claim, too
@@ -88,11 +88,11 @@ def require_content(opened: Source, source: str | os.PathLike[str] | BinaryIO | 
         raise LocalError(f"{image} is empty: it has 0 bytes. Name the image that has the disk")
 
 
-def reading(source: str | os.PathLike[str] | BinaryIO | Fetched, how: How) -> str:
+def reading(source: Origin, how: How) -> str:
     """Return in words how a source is read: its format, whether it is in an archive, and its compression."""
     if is_elsewhere(source):
         return "raw"
-    kind = _kind(Path(source).name if isinstance(source, str | os.PathLike) else "", how)
+    kind = _kind(_file_name(source), how)
     known = how.format or (named(how.member).format if how.member is not None else kind.format)
     is_named_inside = kind.archive and how.member is None and known is None
     parts = ["as the disk in it is named" if is_named_inside else known or "raw"]
@@ -102,6 +102,13 @@ def reading(source: str | os.PathLike[str] | BinaryIO | Fetched, how: How) -> st
 def disk_names(path: Path, how: How = How(), watch: Watch = unwatched) -> list[str]:
     """Return the names of the disks in an archive, in its order. `watch` is as in open_source(). Raises LocalError."""
     return [member.name for member in disks(_members(path, _kind(path.name, how).compression, watch))]
+
+
+def _file_name(source: Origin) -> str:
+    """Return the name whose suffixes tell how to read a source, or "" for a stream."""
+    if isinstance(source, str | os.PathLike):
+        return Path(source).name
+    return source.file_name if isinstance(source, Fetched) else ""
 
 
 def _kind(name: str, how: How) -> Named:

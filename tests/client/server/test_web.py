@@ -3,6 +3,7 @@
 
 import gzip
 import hashlib
+import json
 import lzma
 import ssl
 import subprocess
@@ -314,6 +315,13 @@ def test_query_is_not_shown(daemon: Daemon, web: Web, target: Image) -> None:
         done = run("upload", "--json", *options, f"{web.url}{path}?signature=secret", daemon.url(target.ticket))
         assert f"{web.url}{path}" in done.out, done
         assert "secret" not in done.out + done.err
+
+
+def test_format_is_that_of_the_name_before_the_query(daemon: Daemon, web: Web, target: Image) -> None:
+    web.files["/disk.raw.gz"] = gzip.compress(CONTENT, 1)
+    options = ["--no-local", "--cafile", str(daemon.cafile), "--source-cafile", str(daemon.cafile), "--dry-run"]
+    done = run("upload", "--json", *options, f"{web.url}/disk.raw.gz?token=x.qcow2", daemon.url(target.ticket))
+    assert json.loads(done.out)["format"] == "raw, gz"
 
 
 @pytest.mark.parametrize("host", ["[::1]", "localhost"])
