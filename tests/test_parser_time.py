@@ -659,7 +659,7 @@ def find_alert(data: bytes) -> None:
 @row("the url of a file on a web server", each(b"https://") | each(b"https://a/"))
 def read_web_url(data: bytes) -> None:
     with refusing(Usage):
-        web._Place.parse(data.decode("latin-1"))
+        web.FileUrl.parse(data.decode("latin-1"))
 
 
 @row("the range that a web server sends", each(b"bytes ") | each(b"bytes 0-"))

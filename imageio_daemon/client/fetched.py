@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file that comes over a network, in order: the interface for the code that opens images."""
 
-import io
+from abc import ABC, abstractmethod
 
 
-class Fetched(io.RawIOBase):
-    """A file that is read once. Reads raise ClientError.
+class Fetched(ABC):
+    """A file that is read once.
 
     `name` is for messages, without secrets. `file_name` is the name with the suffixes. `size` is in bytes, or None if
     it is not known.
@@ -15,9 +15,10 @@ class Fetched(io.RawIOBase):
     file_name: str
     size: int | None
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
+    @abstractmethod
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises ClientError."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Make a waiting read, and all later reads, raise Stopped."""

@@ -5,9 +5,9 @@ import io
 import os
 import re
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self, TypeAlias, cast
+from typing import Any, BinaryIO, Protocol, Self, TypeAlias, cast
 
 from ...image.blockhash import new_hash
 from ...image.extents import Extent
@@ -79,21 +79,20 @@ class Input:
         expect: ExpectedDigest | None = None,
     ) -> None:
         self.watch = watch
+        self.path = path
+        #: The name in messages, and the number of bytes of the file, if it is known.
+        self.name = str(path) if path else "the input"
+        self.size: int | None = None
+        if isinstance(stream, Fetched):
+            self.name, self.size = stream.name, stream.size
+        elif path:
+            self.size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+        self._stream: Any = stream
         self._expect = expect
         self._position = 0
-        self._size = stream.seek(0, os.SEEK_END) if path else stream.size if isinstance(stream, Fetched) else None
-        if path:
-            stream.seek(0)
-        self.name = str(path) if path else stream.name if isinstance(stream, Fetched) else "the input"
-        self._stream = stream
-        self.path = path
         self._woken, self._wake = os.pipe()
-        self._opened = identity(stream.fileno()) if path else None
-
-    @property
-    def size(self) -> int | None:
-        """Return the number of bytes of the file, if it is known."""
-        return self._size
+        self._opened = self._identity()
 
     @classmethod
     def of_file(cls, path: Path, watch: Watch = unwatched, expect: ExpectedDigest | None = None) -> Self:
@@ -112,7 +111,7 @@ class Input:
         self._position += len(data)
         if self._expect is not None:
             self._expect.add(data)
-        self.watch(self._position, self._size)
+        self.watch(self._position, self.size)
         return data
 
     def check(self) -> None:
@@ -122,7 +121,7 @@ class Input:
                 pass
             self._expect.require(self.name)
             self._expect = None
-        if self.path and identity(self._stream.fileno()) != self._opened:
+        if self.path and self._identity() != self._opened:
             raise changed(self.path)
 
     def stop(self) -> None:
@@ -135,8 +134,11 @@ class Input:
         """Close the file. A stream stays open for its owner."""
         os.close(self._woken)
         os.close(self._wake)
-        if self.path or isinstance(self._stream, Fetched):
+        if self.path:
             self._stream.close()
+
+    def _identity(self) -> Mapping[str, object] | None:
+        return identity(self._stream.fileno()) if self.path else None
 
     def _wait(self) -> None:
         poll = select.poll()

@@ -2,6 +2,7 @@
 """Addresses of servers, and connections to them."""
 
 import contextlib
+import os
 import re
 import socket
 import urllib.parse
@@ -29,13 +30,27 @@ _SCHEMES = ("https://", "http://")
 
 
 @dataclass(frozen=True)
-class ImageUrl:
-    """The URL of an image. `path` contains the ticket's id, a secret that must not be shown."""
+class HttpUrl:
+    """The URL of something on a server. `path`, which includes a query, may have a secret that must not be shown."""
 
     scheme: str
     host: str
     port: int
     path: str = field(repr=False)
+
+    @property
+    def peer(self) -> str:
+        """Return the server's name for messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def endpoint(self, tls: Trust | None) -> "Endpoint":
+        """Return the address of the server, and with TLS the proxy that the environment names. Raises Usage."""
+        proxy = HttpProxy.of(self.host, os.environ) if tls else None
+        return Endpoint(self.peer, self.host, self.port, tls=tls, proxy=proxy)
+
+
+class ImageUrl(HttpUrl):
+    """The URL of an image. `path` contains the ticket's id."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -47,18 +62,23 @@ class ImageUrl:
             parts = urllib.parse.urlsplit(text)
             if parts.path == _PAGE and parts.fragment:
                 parts = parts._replace(path=f"/images/{parts.fragment}", fragment="")
-            port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
-            host = hosts.decoded(parts.hostname or "")
-            image = host and port and re.fullmatch("/images/[!-~]+", parts.path)
-            plain = not parts.query and not parts.fragment and parts.username is None
-            if parts.scheme in ("http", "https") and image and plain and hosts.is_host(host):
-                return cls(parts.scheme, host, port, parts.path)
+            server = server_of(parts)
+            if server and re.fullmatch("/images/[!-~]+", parts.path) and not parts.query and not parts.fragment:
+                return cls(parts.scheme, *server, parts.path)
         raise Usage("the URL must look like https://HOST:PORT/images/TICKET, or https://HOST:PORT/ui/#TICKET")
 
     @property
-    def peer(self) -> str:
-        """Return the server's name for messages."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def ticket(self) -> str:
+        """Return the id of the ticket, as the path has it."""
+        return self.path.split("/")[2]
+
+
+def server_of(parts: urllib.parse.SplitResult) -> tuple[str, int] | None:
+    """Return host and port of a URL with http or https, or None for any other one. Raises ValueError."""
+    host = hosts.decoded(parts.hostname or "")
+    port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
+    is_http = parts.scheme in ("http", "https") and parts.username is None
+    return (host, port) if is_http and port and hosts.is_host(host) else None
 
 
 def is_url(text: str) -> bool:

@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Container, Iterator, Mapping, Sequence, Sized
 from email.message import Message
 from typing import NamedTuple
 
@@ -42,13 +42,16 @@ class Answer(NamedTuple):
 
 
 class ClientConnection:
-    """A connection for requests, one at a time or several ahead. After an error, the next request connects again."""
+    """A connection for requests, one at a time or several ahead. After an error, the next request connects again.
 
-    def __init__(self, endpoint: Endpoint, stop: Stop, pace: Pace = UNLIMITED) -> None:
+    `secret` is the part of paths that is not shown, as a URL has it.
+    """
+
+    def __init__(self, endpoint: Endpoint, stop: Stop, pace: Pace = UNLIMITED, *, secret: str = "") -> None:
         self.endpoint = endpoint
         self._stop = stop
         self._paced = Paced(pace, stop)
-        self._secret = ""
+        self._secret = secret
         self._socket: socket.socket | None = None
         self._answers: Answers | None = None
         self._unsent: Unsent | None = None
@@ -102,7 +105,7 @@ class ClientConnection:
         headers: Mapping[str, str] | None = None,
         body: bytes | memoryview | None = None,
         timeout: float = DATA_TIMEOUT,
-        expected: tuple[int, ...] = (200,),
+        expected: Container[int] = (200,),
     ) -> Answer:
         """Send a request and return its answer. It fails after `timeout` seconds without progress.
 
@@ -113,6 +116,15 @@ class ClientConnection:
             request = Request(self.head(method, path, headers or {}, body), body or b"")
             response = self._response(method, request, timeout, expected)
             return Answer(response.status, response.headers, self._body(response))
+
+    def ask(self, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """Send a GET on a new connection, and return its answer, whatever its status. The caller reads the body.
+
+        Reading needs translated(). Raises as connect() does.
+        """
+        self.close()
+        with self.translated():
+            return self._response("GET", Request(self.head("GET", path, headers)), DATA_TIMEOUT, range(1000))
 
     def stream(self, path: str, *, timeout: float) -> Iterator[bytes]:
         """Send a GET and yield its answer in pieces. Raises as request() does."""
@@ -165,7 +177,6 @@ class ClientConnection:
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: Sized | None = None) -> bytes:
         """Return the head of a request."""
-        self._secret = path.partition("?")[0].split("/")[2]
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
         host = self.endpoint.authority
@@ -176,7 +187,7 @@ class ClientConnection:
         method: str,
         request: Request,
         timeout: float,
-        expected: tuple[int, ...],
+        expected: Container[int],
     ) -> http.client.HTTPResponse:
         ((head, answers),) = self._exchange([request], timeout)
         self._accept(method, head, answers, expected)
@@ -224,7 +235,7 @@ class ClientConnection:
             raise http.client.IncompleteRead(data, response.length)
         return data
 
-    def _accept(self, method: str, head: AnswerHead, answers: Answers, expected: tuple[int, ...]) -> Framing:
+    def _accept(self, method: str, head: AnswerHead, answers: Answers, expected: Container[int]) -> Framing:
         framing = head.framing
         self._ends = framing.ends
         if framing.status in expected:
@@ -238,7 +249,7 @@ class ClientConnection:
         raise failure_of(self.endpoint.peer, method, response, self._printable(reason))
 
     def _printable(self, text: str) -> str:
-        """Return a server's text without the ticket id and control characters."""
+        """Return a server's text without the secret and control characters."""
         for secret in (self._secret, urllib.parse.unquote(self._secret)):
             if secret:
                 text = text.replace(secret, "…")

@@ -71,7 +71,7 @@ class RemoteImage:
         self._max_zero = FIRST_ZERO
         #: Restarts.count before the last request was sent, or sent again for the last time.
         self.restarts_before = 0
-        self.connection = ClientConnection(endpoint, stop, pace)
+        self.connection = ClientConnection(endpoint, stop, pace, secret=url.ticket)
 
     def close(self) -> None:
         """Close the connection."""

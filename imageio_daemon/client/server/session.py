@@ -2,7 +2,6 @@
 """The connections of one transfer to its server: by TCP or by the unix socket, how many, with which abilities."""
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from .address import Endpoint, ImageUrl, unix_address
 from .client_connection import ClientConnection
 from .local_socket import LocalSocket
 from .pace import LEAST_RATE, Pace
-from .proxy import HttpProxy
 from .remote_image import RemoteImage
 from .restarts import Restarts
 from .retries import Retries
@@ -172,8 +170,7 @@ class ClientSession:
             if settings.pins:
                 raise Usage("a pin needs a URL with https: without TLS nobody knows who the server is")
             require_tls(settings)
-            return Endpoint(url.peer, url.host, url.port)
-        return Endpoint(url.peer, url.host, url.port, tls=trust_of(settings), proxy=HttpProxy.of(url.host, os.environ))
+        return url.endpoint(trust_of(settings) if url.scheme == "https" else None)
 
     def _is_on_this_host(self, local: LocalSocket | None) -> bool:
         """Tell whether the server's unix socket is on this host and has proven itself. Later connections then use it.

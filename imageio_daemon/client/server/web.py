@@ -3,22 +3,20 @@
 
 import contextlib
 import http.client
-import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ...urls import hosts
 from ..errors import ClientError, LocalError, Refused, ServerFailed, Temporary, Usage
 from ..fetched import Fetched
 from ..stopping import Stop
-from .address import Endpoint, is_image, is_url
-from .client_connection import DATA_TIMEOUT
-from .failures import LATER, not_connected, retry_after
+from .address import HttpUrl, is_image, is_url, server_of
+from .client_connection import ClientConnection
+from .failures import LATER, retry_after
 from .patience import Patience
-from .proxy import HttpProxy
 from .retries import Retries
 from .session import Settings
 from .trust import SOURCE_OPTION, Trust
@@ -27,34 +25,34 @@ from .trust import SOURCE_OPTION, Trust
 MAX_REDIRECTIONS = 10
 REDIRECTIONS = (301, 302, 303, 307, 308)
 
+_T = TypeVar("_T")
 
-class _Place(NamedTuple):
-    """Where a file is. `target` is path and query, which may have a secret."""
 
-    scheme: str
-    host: str
-    port: int
-    target: str
+class FileUrl(HttpUrl):
+    """The URL of a file. `path` may have a secret in its query."""
 
     @classmethod
-    def parse(cls, url: str) -> "_Place":
+    def parse(cls, text: str) -> Self:
         """Parse a URL. Raises Usage."""
         with contextlib.suppress(ValueError):  # an impossible port or address
-            parts = urllib.parse.urlsplit(url)
-            host = hosts.decoded(parts.hostname or "")
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            target = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
-            is_plain = re.fullmatch("[!-~]+", target) and parts.username is None
-            if parts.scheme in ("http", "https") and is_plain and host and hosts.is_host(host):
-                return cls(parts.scheme, host, port, target)
+            parts = urllib.parse.urlsplit(text)
+            path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
+            server = server_of(parts)
+            if server and re.fullmatch("[!-~]+", path):
+                return cls(parts.scheme, *server, path)
         raise Usage("the image must look like https://HOST/PATH, and have no user in it")
 
     @property
-    def shown(self) -> str:
-        """Return the URL for messages."""
+    def origin(self) -> str:
+        """Return the URL of the server."""
         default = 443 if self.scheme == "https" else 80
         where = hosts.told(self.host, self.port) if self.port != default else hosts.encoded(self.host)
-        return f"{self.scheme}://{where}{self.target.partition('?')[0]}"
+        return f"{self.scheme}://{where}"
+
+    @property
+    def shown(self) -> str:
+        """Return the URL for messages, without its query, which may have a secret."""
+        return self.origin + self.path.partition("?")[0]
 
 
 class _Version(NamedTuple):
@@ -73,31 +71,31 @@ class _Version(NamedTuple):
 class WebFile(Fetched):
     """A file of a web server. Reads are tried again after temporary failures, see Patience. Raises ClientError.
 
-    `cafile` has the trusted authorities; the default is those of the system.
+    `source_cafile` of the settings has the trusted authorities; the default is those of the system.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
         if is_image(url):
             raise Usage("the image has a ticket of a server: the command copy takes it from one server to another")
-        self._told = _Place.parse(url)
-        self._place = self._told  # where it was found, after redirections
+        self._told = FileUrl.parse(url)
         self.name = self._told.shown
-        self.file_name = urllib.parse.unquote(self._told.target.partition("?")[0].rpartition("/")[2])
+        self.file_name = urllib.parse.unquote(self._told.path.partition("?")[0].rpartition("/")[2])
         self._settings = settings
         self._stop = Stop()
         self._patience = Patience(self._stop, settings.retry_for, Retries())
-        self._connection: http.client.HTTPConnection | None = None
+        self._place = self._told  # where it was found, after redirections
+        self._connection = self._connection_to(self._told)
         self._response: http.client.HTTPResponse | None = None
         self._version: _Version | None = None
         self._position = 0
-        self._trying(self._open)
+        self._response = self._repeated(self._open)
         self.size = None if self._version is None else self._version.size
 
-    def readinto(self, buffer: Any) -> int:
-        """Fill a part of the buffer, and return its length, 0 at the end. Raises ClientError."""
-        count: int = self._trying(lambda: self._read(memoryview(buffer)))
-        self._position += count
-        return count
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises ClientError."""
+        data = self._repeated(lambda: self._read(size))
+        self._position += len(data)
+        return data
 
     def stop(self) -> None:
         """Make waiting and later reads raise Stopped."""
@@ -105,40 +103,34 @@ class WebFile(Fetched):
 
     def close(self) -> None:
         """Disconnect."""
-        self._disconnect()
-        super().close()
+        self._connection.close()
 
-    def _trying(self, function: Any) -> Any:
+    def _repeated(self, function: Callable[[], _T]) -> _T:
         while True:
             try:
-                try:
-                    done = function()
-                except (OSError, http.client.HTTPException) as e:
-                    self._stop.check()
-                    raise Temporary(f"the connection to {self._place.host} broke: {e}") from e
-            except Temporary as e:
-                self._disconnect()
+                done = function()
+            except ClientError as e:
+                self._connection.close()
+                self._response = None
+                if not isinstance(e, Temporary):
+                    raise
                 self._patience.wait(e)
-            except ClientError:
-                self._disconnect()
-                raise
             else:
                 self._patience.succeeded()
                 return done
 
-    def _read(self, buffer: memoryview) -> int:
-        if self._response is None:
-            self._open()
-        response = self._response
-        count = 0 if response is None else response.readinto(buffer)
-        known = self._version.size if self._version else None
-        if not count and known is not None and self._position < known and len(buffer):
-            raise http.client.IncompleteRead(b"", known - self._position)
-        return count
+    def _read(self, size: int) -> bytes:
+        self._response = self._response or self._open()
+        with self._connection.translated():
+            data = self._response.read(size)
+            known = self._version.size if self._version else None
+            if not data and size and known is not None and self._position < known:
+                raise http.client.IncompleteRead(b"", known - self._position)
+            return data
 
-    def _open(self) -> None:
-        """Ask for the rest of the file, by a range if some was read."""
-        fields = {"Accept-Encoding": "identity", "User-Agent": "imageio-client"}
+    def _open(self) -> http.client.HTTPResponse:
+        """Ask for the rest of the file, by a range if some was read. Return the answer."""
+        fields = {"User-Agent": "imageio-client"}
         if self._position and self._version:
             if not self._version.validator:
                 raise LocalError(
@@ -153,14 +145,9 @@ class WebFile(Fetched):
         elif version != self._version:
             raise LocalError(f"{self.name} has changed while it was read: start anew")
         if response.status == 200:  # a server without ranges
-            self._skip(response, self._position)
-
-    def _skip(self, response: http.client.HTTPResponse, count: int) -> None:
-        while count:
-            data = response.read(min(count, 1024**2))
-            if not data:
-                raise http.client.IncompleteRead(b"", count)
-            count -= len(data)
+            with self._connection.translated():
+                _skip(response, self._position)
+        return response
 
     def _found(self, fields: Mapping[str, str]) -> http.client.HTTPResponse:
         """Return the answer of the server that has the file.
@@ -173,44 +160,33 @@ class WebFile(Fetched):
         except Refused:
             if self._version is None or self._place == self._told:
                 raise
-        self._place = self._told
+        self._turn_to(self._told)
         return self._follow(fields)
 
     def _follow(self, fields: Mapping[str, str]) -> http.client.HTTPResponse:
         """Follow redirections from the present place, and return the answer of the last server."""
         for _ in range(MAX_REDIRECTIONS):
-            response = self._ask(self._place, fields)
+            response = self._connection.ask(self._place.path, fields)
             if response.status not in REDIRECTIONS:
                 return self._accepted(response)
-            self._disconnect()
-            origin = f"{self._place.scheme}://{hosts.told(self._place.host, self._place.port)}{self._place.target}"
-            place = _Place.parse(urllib.parse.urljoin(origin, response.headers["Location"] or ""))
-            if self._place.scheme == "https" and place.scheme != "https":
+            here = self._place
+            place = FileUrl.parse(urllib.parse.urljoin(here.origin + here.path, response.headers["Location"] or ""))
+            if here.scheme == "https" and place.scheme != "https":
                 raise ServerFailed(f"{self.name} redirects to a server without TLS, {place.host}: anybody could answer")
-            self._place = place
+            self._turn_to(place)
         raise ServerFailed(f"{self.name} redirects more than {MAX_REDIRECTIONS} times")
 
-    def _ask(self, place: _Place, fields: Mapping[str, str]) -> http.client.HTTPResponse:
-        self._disconnect()
+    def _turn_to(self, place: FileUrl) -> None:
+        self._connection.close()
+        self._place, self._connection = place, self._connection_to(place)
+
+    def _connection_to(self, place: FileUrl) -> ClientConnection:
+        """Return a connection that ask() opens. Raises Usage, LocalError."""
         if place.scheme != "https" and not self._settings.insecure:
             raise Usage("with http:// anybody on the way can change the image: https://, or --insecure for tests")
         trust = Trust.of(self._settings.source_cafile, (), insecure=False) if place.scheme == "https" else None
-        tls = trust and replace(trust, option=SOURCE_OPTION)
-        proxy = HttpProxy.of(place.host, os.environ) if tls else None
-        endpoint = Endpoint(hosts.told(place.host, place.port), place.host, place.port, tls=tls, proxy=proxy)
-        connection = http.client.HTTPConnection(place.host, place.port)
-        try:
-            connection.sock = self._socket = endpoint.connect()
-            self._connection = connection
-            self._stop.add(self._socket)
-            endpoint.shake_hands(self._socket)
-        except OSError as e:
-            self._stop.check()
-            raise not_connected(endpoint.way, e, was_connected=self._version is not None) from e
-        self._socket.settimeout(DATA_TIMEOUT)
-        connection.request("GET", place.target, headers={"Host": hosts.told(place.host, place.port), **fields})
-        self._response = connection.getresponse()
-        return self._response
+        endpoint = place.endpoint(trust and replace(trust, option=SOURCE_OPTION))
+        return ClientConnection(endpoint, self._stop, secret=place.path.partition("?")[2])
 
     def _accepted(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
         status = response.status
@@ -223,14 +199,13 @@ class WebFile(Fetched):
             raise Refused(text, status)
         raise ServerFailed(f"{text}: that is no file")
 
-    def _disconnect(self) -> None:
-        if self._response is not None:
-            self._response.close()
-            self._response = None
-        if self._connection is not None:
-            self._stop.discard(self._socket)
-            self._connection.close()
-            self._connection = None
+
+def _skip(response: http.client.HTTPResponse, count: int) -> None:
+    while count:
+        data = response.read(min(count, 1024**2))
+        if not data:
+            raise http.client.IncompleteRead(b"", count)
+        count -= len(data)
 
 
 def _version_of(response: http.client.HTTPResponse, position: int) -> _Version:
@@ -246,7 +221,7 @@ def _version_of(response: http.client.HTTPResponse, position: int) -> _Version:
 
 def shown(url: str) -> str:
     """Return the URL of a file for messages, without its query, which may have a secret. Raises Usage."""
-    return _Place.parse(url).shown
+    return FileUrl.parse(url).shown
 
 
 @contextlib.contextmanager
