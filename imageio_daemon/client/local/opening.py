@@ -145,9 +145,9 @@ def _decompressed(content: Reader, compression: str | None, name: str) -> Reader
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
-        from .qemu import QemuSource  # noqa: PLC0415 - as above
+        from .qemu import MarkedQemuSource  # noqa: PLC0415 - as above
 
-        return QemuSource(path, known, found, shared=how.shared, bitmap=how.bitmap)
+        return MarkedQemuSource(path, known, found, shared=how.shared, bitmap=how.bitmap)
     offset, size = (found.offset, found.size) if found else (0, None)
     opened = FileSource(path, offset=offset, size=size, shared=how.shared)
     return _raw(opened, _name(found, str(path)), MEMBER, how) if found else _raw(opened, str(path), FILE, how)
@@ -189,32 +189,32 @@ def _part(image: Source, offset: int, length: int) -> bytes:
 
 
 def _open_stream(source: Input, how: How, kind: Named) -> Source:
-    """Open an input that is read once. Close it if this raises."""
+    """Open an input that is read once. Close it if this raises, or if all of it was read."""
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         opened = _open_member(source, how, kind) if kind.archive else _open_whole(source, how, kind)
         source.watch = unwatched
-        stack.pop_all()
+        if opened.is_stream:
+            stack.pop_all()
         return opened
 
 
 def _spool(reader: Reader, source: Input, name: str, known: str | None, how: How) -> Source:
     """Write data that is read in any order to a temporary file, and open that. `known` is its format, if not raw."""
-    from .spool import Spool, SpooledSource  # noqa: PLC0415 - as above
+    from .spool import Spool  # noqa: PLC0415 - as above
 
-    with contextlib.ExitStack() as stack:
-        log.info("%s is written to a temporary file first", name)
-        spool = Spool(reader, name)
-        stack.callback(spool.close)
+    log.info("%s is written to a temporary file first", name)
+    with contextlib.closing(Spool(reader, name)) as spool:  # the source has it open then
         source.check()  # before any of it is sent
         if known in (None, "raw"):
-            opened = _raw(FileSource(spool.path), name, DECOMPRESSED, how)
-        else:
-            from .qemu import QemuSource  # noqa: PLC0415 - as above
+            raw = FileSource(spool.path)
+            raw.identity = None  # nobody can find it again
+            return _raw(raw, name, DECOMPRESSED, how)
+        from .qemu import QemuSource  # noqa: PLC0415 - as above
 
-            opened = QemuSource(spool.path, known, name=name)
-        stack.pop_all()
-        return SpooledSource(opened, spool, source)
+        image = QemuSource(spool.path, known, name=name)
+        image.identity = None
+        return image
 
 
 def _open_member(source: Input, how: How, kind: Named) -> Source:

@@ -62,7 +62,7 @@ class ServedSource:
 class QemuSource(ServedSource):
     """A source in a format other than raw. `name` is for messages, by default the path.
 
-    `bitmap` is the name of a dirty bitmap for changed().
+    `bitmap` is the name of a dirty bitmap that is served, too.
     """
 
     def __init__(
@@ -79,10 +79,8 @@ class QemuSource(ServedSource):
         os.close(open_image(path))  # so that a missing file is told as for other images
         self._shared = shared
         self._locks = contextlib.ExitStack()
-        known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
-        self._bitmap = bitmap if known else None
         arguments = arguments_for(path, format_name, member, shared=shared)
-        super().__init__(PrivateQemuNbd(shown, arguments, bitmap=self._bitmap))
+        super().__init__(PrivateQemuNbd(shown, arguments, bitmap=bitmap))
         try:
             self._files = {file: identity(file) for file in self._server.files()}
             # While qemu wrote to a vmdk, qemu-img check found references after its end in 628 of 2037 runs.
@@ -102,12 +100,6 @@ class QemuSource(ServedSource):
                 "files": list(self._files.values()),
             }
 
-    def changed(self) -> RangeSet | None:
-        """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
-        if self._bitmap is None:
-            return None
-        return self._server.changed(self._bitmap)
-
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
         for file, opened in self._files.items():
@@ -118,6 +110,23 @@ class QemuSource(ServedSource):
         """End qemu-nbd, and unlock the files."""
         with self._locks:
             super().close()
+
+
+class MarkedQemuSource(QemuSource):
+    """A source that may have a dirty bitmap of the name `bitmap`."""
+
+    def __init__(
+        self, path: Path, format_name: str, member: Member | None, *, shared: bool, bitmap: str | None
+    ) -> None:
+        known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
+        self._bitmap = bitmap if known else None
+        super().__init__(path, format_name, member, shared=shared, bitmap=self._bitmap)
+
+    def changed(self) -> RangeSet | None:
+        """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
+        if self._bitmap is None:
+            return None
+        return self._server.changed(self._bitmap)
 
 
 class PresentSource(ServedSource):

@@ -4,17 +4,14 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from ioutil_ext import is_zero
 
 from ...commands.amounts import human
-from ...image.extents import Extent
 from ...units import KiB, MiB
 from ..errors import LocalError
-from .source import Source
-from .stream import Input, Reader
+from .stream import Reader
 
 #: Bytes that are read at a time. If all are zeros, they become a hole.
 PIECE = 4 * MiB
@@ -24,9 +21,9 @@ SHARE = 2
 
 
 class Spool:
-    """A file without a name, in TMPDIR or /tmp, which ends with this process. Raises LocalError.
+    """A file without a name, in TMPDIR or /tmp, which ends when nobody has it open. Raises LocalError.
 
-    By `path`, qemu-nbd can open it while it is open here.
+    By `path`, others can open it while it is open here.
     """
 
     def __init__(self, reader: Reader, name: str) -> None:
@@ -51,7 +48,7 @@ class Spool:
             raise
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close the file."""
         os.close(self._fd)
 
     def _fill(self, reader: Reader) -> None:
@@ -79,38 +76,3 @@ class Spool:
             f"{self._name} has to be written to a temporary file, which may take half of what was free in "
             f"{self._directory}, where {free} are left: TMPDIR=DIR names another directory"
         )
-
-
-class SpooledSource:
-    """An image in a spool, read by another source. Nobody can find it again, so it has no identity."""
-
-    is_stream = False
-    identity = None
-
-    def __init__(self, inner: Source, spool: Spool, origin: Input) -> None:
-        self._inner = inner
-        self._spool = spool
-        self._origin = origin
-        self.size = inner.size
-        self.portion = inner.portion
-
-    def extents(self) -> Iterator[Extent]:
-        """Yield all extents in order, without gaps."""
-        return self._inner.extents()
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer."""
-        self._inner.read(offset, buffer)
-
-    def check(self) -> None:
-        """Do nothing: the input was checked when it was spooled, and the spool does not change."""
-
-    def stop(self) -> None:
-        """Make waiting reads raise Stopped."""
-        self._inner.stop()
-
-    def close(self) -> None:
-        """Remove the file."""
-        self._inner.close()
-        self._origin.close()
-        self._spool.close()
