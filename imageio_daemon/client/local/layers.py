@@ -4,7 +4,6 @@
 If the end of a qcow2, vmdk or vdi is missing, as after an interrupted copy, qemu reads zeros there.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from ...image.image_opts import image_opts
 from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
-from .source import open_image
+from .source import opened_image
 
 SECTOR = 512
 #: The prefix of a name that qemu takes for a protocol, as in nbd:… and json:…
@@ -50,7 +49,7 @@ def are_all(files: Iterable[Path], offset: int) -> bool:
     only looks like a qcow2 can make the answer False. Then the upload is as that of a block device.
     """
     for file in files:
-        with _opened(file) as fd:
+        with opened_image(file) as fd:
             if os.pread(fd, len(magics.QCOW2), offset) == magics.QCOW2 and not _names_files(fd, offset):
                 return False
         offset = 0
@@ -88,7 +87,7 @@ class _Layer(NamedTuple):
 def _layers(files: Sequence[Path], format_name: str, member: Member | None) -> Iterator[_Layer]:
     """Yield the files whose formats are known, as far as headers tell them."""
     for file in files:
-        with _opened(file) as fd:
+        with opened_image(file) as fd:
             offset, size = (member.offset, member.size) if member else (0, os.lseek(fd, 0, os.SEEK_END))
             header = _header(fd, format_name, offset)
         yield _Layer(file, format_name, offset, size)
@@ -105,15 +104,6 @@ def _header(fd: int, format_name: str, offset: int) -> Header | None:
         return PARSERS[format_name](lambda place, length: os.pread(fd, length, offset + place))
     except (ValueError, OverflowError):
         return None
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    fd = open_image(file)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _is_cut(layer: _Layer) -> bool:
@@ -150,7 +140,7 @@ def node_of(file: Path, name: str, place: Member | _Layer | None) -> dict[str, o
 
 def _refuse_cut_extents(layer: _Layer, files: Sequence[Path]) -> None:
     """Raise LocalError if a raw extent is shorter than its descriptor says, which qemu-img does not check."""
-    with _opened(layer.file) as fd:
+    with opened_image(layer.file) as fd:
         text = os.pread(fd, MAX_DESCRIPTOR, layer.offset) if layer.size <= MAX_DESCRIPTOR else b""
     sizes = {os.path.basename(os.fsencode(os.path.realpath(file))): (file, _size(file)) for file in files}
     for sectors, name, start in _FLAT.findall(text):
@@ -160,7 +150,7 @@ def _refuse_cut_extents(layer: _Layer, files: Sequence[Path]) -> None:
 
 
 def _size(file: Path) -> int:
-    with _opened(file) as fd:
+    with opened_image(file) as fd:
         return os.lseek(fd, 0, os.SEEK_END)
 
 
@@ -169,7 +159,7 @@ def _cut(name: str, size: int) -> LocalError:
 
 
 def _is_cut_vdi(layer: _Layer) -> bool:
-    with _opened(layer.file) as fd:
+    with opened_image(layer.file) as fd:
         head = os.pread(fd, _VDI.size, layer.offset)
     begin, block, count = _VDI.unpack(head.ljust(_VDI.size, b"\xff"))
     return bool(begin + block * count > layer.size)

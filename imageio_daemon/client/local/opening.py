@@ -13,7 +13,7 @@ from ..fetched import Fetched
 from .archive import Member, choose, disks, enter, members, members_of_file
 from .formats import Named, is_elsewhere, named, on_ceph
 from .marks import DECOMPRESSED, FILE, HEAD, MEMBER, PIPE, TAIL, WITHIN, check_raw
-from .source import FileSource, Source, open_image
+from .source import FileSource, Source, opened_image
 from .stream import Ahead, ExpectedDigest, Input, Reader, StreamSource, Watch, unwatched
 
 if TYPE_CHECKING:
@@ -278,11 +278,8 @@ def _size(source: Input, compression: str | None, said: int | None) -> tuple[int
     from .compressed import count  # noqa: PLC0415 - as above
     from .sizes import told_size  # noqa: PLC0415 - as above
 
-    fd = open_image(source.path)
-    try:
+    with opened_image(source.path) as fd:
         size = told_size(fd, compression)
-    finally:
-        os.close(fd)
     if size is not None:
         return size, "its index" if compression == "xz" else "its header"
     log.info("%s does not tell the size of what is in it: it is read twice, --size saves that", source.name)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of uploads that are read in any order: a file, a block device, a part of a file."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -214,3 +215,13 @@ def open_image(path: Path) -> int:
         return os.open(path, os.O_RDONLY)
     except OSError as e:
         raise LocalError(f"can't open {path}: {e.strerror}") from e
+
+
+@contextlib.contextmanager
+def opened_image(path: Path) -> Iterator[int]:
+    """Open a regular file or block device for the block, and yield its descriptor. Raises LocalError."""
+    fd = open_image(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
