@@ -85,14 +85,6 @@ class Answers(io.BufferedReader):
         """Let later reads fail. The caller closes the socket."""
         super().close()
 
-    def has_more(self) -> bool:
-        """Tell whether there are received bytes that nobody has read."""
-        self._incoming.is_held = True
-        try:
-            return bool(self.peek(1))
-        finally:
-            self._incoming.is_held = False
-
     def received(self) -> bytes:
         """Return the received bytes that nobody has read, without waiting for more."""
         self._incoming.is_held = True

@@ -84,7 +84,7 @@ class ClientConnection:
         sock = self._socket
         if sock is None or self._answers is None or self._ends:
             return False
-        if self._answers.has_more():
+        if self._answers.received():
             return True
         try:
             if isinstance(sock, SecureSocket):
@@ -183,11 +183,7 @@ class ClientConnection:
         return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{fields}{length}\r\n".encode()
 
     def _response(
-        self,
-        method: str,
-        request: Request,
-        timeout: float,
-        expected: Container[int],
+        self, method: str, request: Request, timeout: float, expected: Container[int]
     ) -> http.client.HTTPResponse:
         ((head, answers),) = self._exchange([request], timeout)
         self._accept(method, head, answers, expected)
@@ -260,7 +256,17 @@ class ClientConnection:
             return self._socket, self._answers
         self.close()
         self._stop.check()
-        sock = self._connect()
+        if self._tried and self.endpoint.url is not None:
+            self.endpoint = self.endpoint.url
+        self._tried = True
+        try:
+            self._socket = sock = self.endpoint.connect()
+            self._stop.add(sock)
+            self.endpoint.shake_hands(sock)
+        except OSError as e:
+            self._stop.check()
+            raise not_connected(self.endpoint.way, e, was_connected=self._was_connected) from e
+        self._was_connected = True
         self._paced.limit(sock)
         self._answers, self._unsent = Answers(sock, self._paced), Unsent(sock)
         self._ends = False
@@ -270,20 +276,6 @@ class ClientConnection:
         """Set the longest wait for the peer. A change costs two system calls."""
         if self._socket is not None and self._socket.gettimeout() != timeout:
             self._socket.settimeout(timeout)
-
-    def _connect(self) -> socket.socket:
-        if self._tried and self.endpoint.url is not None:
-            self.endpoint = self.endpoint.url
-        self._tried = True
-        try:
-            self._socket = sock = self.endpoint.connect()
-            self._stop.add(sock)
-            self.endpoint.shake_hands(sock)
-            self._was_connected = True
-        except OSError as e:
-            self._stop.check()
-            raise not_connected(self.endpoint.way, e, was_connected=self._was_connected) from e
-        return sock
 
     def _reason(self, error: Exception) -> str:
         """Say how the connection has failed."""

@@ -83,7 +83,7 @@ class RemoteImage:
 
     def abilities(self) -> Abilities:
         """Return the answer to OPTIONS."""
-        return self._abilities(self._repeated(self._options))
+        return self._repeated(self._abilities_once)
 
     def upgrade(self, protocol: str) -> tuple[socket.socket, bytes]:
         """Change the connection to another protocol, see ClientConnection.upgrade()."""
@@ -158,7 +158,7 @@ class RemoteImage:
 
     def extents(self, context: str = "zero") -> Sequence[Extent]:
         """Return the extents of the whole image, in order and without gaps."""
-        return self._repeated(lambda: ExtentList.of(self._extents(context)))
+        return self._repeated(lambda: ExtentList.of(lists.extents(self.connection, self._path, self.size(), context)))
 
     def checksum(self, algorithm: str, block_size: int, part: tuple[int, int] | None = None) -> dict[str, Any]:
         """Return the server's digest of the image, with its parameters. image/blockhash.py defines it.
@@ -167,8 +167,9 @@ class RemoteImage:
         """
         parameters: dict[str, object] = {"algorithm": algorithm, "block_size": block_size}
         parameters |= {"offset": part[0], "length": part[1]} if part is not None else {}
-        answer = self._json(f"{self._path}/checksum?{urllib.parse.urlencode(parameters)}")
-        return lists.checked(answer, part, self._peer)
+        path = f"{self._path}/checksum?{urllib.parse.urlencode(parameters)}"
+        answer = self._repeated(lambda: self.connection.request("GET", path, timeout=WORK_TIMEOUT))
+        return lists.checked(self._parse("GET", answer), part, self._peer)
 
     def blocks(self, algorithm: str, block_size: int, part: tuple[int, int]) -> list[Block]:
         """Return the server's digests of the blocks of a part; see checksum(). For servers with `checksum_blocks`."""
@@ -233,20 +234,12 @@ class RemoteImage:
         body = json.dumps(operation).encode()
         self.connection.change(Request(self.connection.head("PATCH", self._path, JSON, body), body))
 
-    def _extents(self, context: str) -> Iterator[Extent]:
-        return lists.extents(self.connection, self._path, self.size(), context)
-
-    def _options(self) -> Answer:
-        return self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)
-
-    def _abilities(self, answer: Answer) -> Abilities:
+    def _abilities_once(self) -> Abilities:
+        answer = self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)
         try:
             return Abilities.from_json(self._parse("OPTIONS", answer))
         except (KeyError, TypeError, ValueError) as e:
             raise ServerFailed(f"{self._peer} does not speak the images API") from e
-
-    def _json(self, path: str) -> Any:
-        return self._parse("GET", self._repeated(lambda: self.connection.request("GET", path, timeout=WORK_TIMEOUT)))
 
     def _parse(self, method: str, answer: Answer) -> Any:
         try:
@@ -292,6 +285,6 @@ class RemoteImage:
         if self._restarts.instance is None:
             self.connection.connect()
         else:
-            instance = self._abilities(self._options()).instance
+            instance = self._abilities_once().instance
         self._restarts.reconnected(instance)
         self._lost = False

@@ -5,7 +5,6 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 from ..errors import ServerFailed, Temporary, Usage
@@ -18,7 +17,7 @@ from .pace import LEAST_RATE, Pace
 from .remote_image import RemoteImage
 from .restarts import Restarts
 from .retries import Retries
-from .trust import Trust, secured
+from .trust import Trust
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +66,11 @@ def trust_of(settings: Settings) -> Trust:
 
 
 def securing(settings: Settings) -> Callable[[socket.socket, str], socket.socket]:
-    """Return a function that makes TLS on a connected socket, by the rules of the settings; see secured()."""
-    return partial(secured, partial(trust_of, settings))
+    """Return a function that makes TLS on a connected socket, by the rules of the settings; see Trust.secured().
+
+    It makes the rules when they are needed, because loading takes time.
+    """
+    return lambda sock, host: trust_of(settings).secured(sock, host)
 
 
 def require_tls(settings: Settings) -> None:
@@ -133,9 +135,7 @@ class ClientSession:
 
     def connect(self) -> RemoteImage:
         """Return another connection, which its first request opens."""
-        image = self._image(self._endpoint, self.stop, self._settings.retry_for)
-        self._images.append(image)
-        return image
+        return self._image(self._endpoint, self.stop, self._settings.retry_for)
 
     def release(self, image: RemoteImage) -> None:
         """Close a connection that is not needed any more."""
@@ -144,23 +144,17 @@ class ClientSession:
 
     def reconnect(self, stop: Stop) -> RemoteImage:
         """Return a connection for use after all others were shut down. It checks whether the server was restarted."""
-        endpoint = self._endpoint.url or self._endpoint
-        image = self._image(endpoint, stop, 0, lost=True)
-        self._images.append(image)
-        return image
+        return self._image(self._endpoint.url or self._endpoint, stop, 0, lost=True)
 
     def connections(self, limit: int) -> int:
         """Return the number of connections to use if the server allows `limit`."""
-        return max(1, min(self.most_connections, limit))
-
-    @property
-    def most_connections(self) -> int:
-        """Return the number of connections to use if the server allows them."""
-        return self._settings.connections or self._pace.connections(CONNECTIONS)
+        return max(1, min(self._settings.connections or self._pace.connections(CONNECTIONS), limit))
 
     def _image(self, endpoint: Endpoint, stop: Stop, retry_for: float | None, *, lost: bool = False) -> RemoteImage:
         restarts, retries = self.restarts, self.retries
-        return RemoteImage(self.url, endpoint, stop, retry_for, restarts, retries, lost=lost, pace=self._pace)
+        image = RemoteImage(self.url, endpoint, stop, retry_for, restarts, retries, lost=lost, pace=self._pace)
+        self._images.append(image)
+        return image
 
     def _first_endpoint(self) -> Endpoint:
         url, settings = self.url, self._settings

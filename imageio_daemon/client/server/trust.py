@@ -6,7 +6,7 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -90,6 +90,16 @@ class Trust:
                 "new key, since another host may answer in its place"
             )
 
+    def secured(self, sock: socket.socket, host: str) -> socket.socket:
+        """Take over a connected socket, and return it with TLS. Raises as shake_hands(); then the socket is closed."""
+        secure = SecureSocket(sock, self.context, host)
+        try:
+            self.shake_hands(secure, host)
+        except BaseException:
+            secure.close()
+            raise
+        return secure
+
     def _unknown(self, peer: str, reason: str, key: bytes | None) -> str:
         is_other = reason.lower().endswith(_OTHER_NAME)
         remedy = (
@@ -100,21 +110,6 @@ class Trust:
         pinned = f"; or, if the server's administrator tells the same pin, --pin {_pin(key)} trusts its key"
         by_pin = "" if self.option == SOURCE_OPTION else pinned
         return f"the certificate of {peer} can't be verified: {reason}. {remedy}{by_pin}"
-
-
-def secured(trust: Callable[[], Trust], sock: socket.socket, host: str) -> socket.socket:
-    """Take over a connected socket, and return it with TLS. Raises OSError, or ServerFailed for a server in doubt.
-
-    `trust` makes the rules when they are needed, because loading takes time.
-    """
-    rules = trust()
-    secure = SecureSocket(sock, rules.context, host)
-    try:
-        rules.shake_hands(secure, host)
-    except BaseException:
-        secure.close()
-        raise
-    return secure
 
 
 def _keys(text: str) -> list[bytes]:

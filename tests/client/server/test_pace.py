@@ -7,6 +7,7 @@ import pytest
 
 from imageio_daemon.client import Usage
 from imageio_daemon.client.errors import Stopped
+from imageio_daemon.client.server.abilities import MAX_CONNECTIONS
 from imageio_daemon.client.server.pace import BURST, LEAST_RATE, LEAST_STEP, MOST_STEP, SHARE, UNLIMITED, Pace, Paced
 from imageio_daemon.client.server.session import ClientSession, Settings
 from imageio_daemon.client.stopping import Stop
@@ -94,11 +95,12 @@ def test_wait_ends_when_the_transfer_is_stopped() -> None:
 @pytest.mark.parametrize(("rate", "connections"), [(None, 4), (4 * SHARE, 4), (2 * SHARE, 2), (LEAST_RATE, 1)])
 def test_low_rate_needs_few_connections(rate: int | None, connections: int) -> None:
     settings = Settings(rate=rate)
-    assert ClientSession("https://host/images/x", settings).most_connections == connections
+    assert ClientSession("https://host/images/x", settings).connections(MAX_CONNECTIONS) == connections
 
 
 def test_connections_that_were_asked_for_are_used() -> None:
-    assert ClientSession("https://host/images/x", Settings(rate=LEAST_RATE, connections=7)).most_connections == 7
+    settings = Settings(rate=LEAST_RATE, connections=7)
+    assert ClientSession("https://host/images/x", settings).connections(MAX_CONNECTIONS) == 7
 
 
 def test_rate_at_which_servers_lose_patience_is_refused() -> None:
