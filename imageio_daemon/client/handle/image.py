@@ -2,7 +2,6 @@
 """An open image on a server, for programs that read and write it in their own order."""
 
 import contextlib
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,6 @@ class Image:
         self._unflushed = Unflushed()
         self._flushing = threading.Lock()
         self._failed: FlushFailed | None = None
-        self._idle: queue.LifoQueue[RemoteImage] = queue.LifoQueue()
         self._closing = threading.Lock()
         self._closed = False
         first = session.open()
@@ -55,12 +53,9 @@ class Image:
         #: How many calls run at a time.
         self.connections = session.connections(most)
         # Connect all of them now. A later connect then means that a connection was lost.
-        others = [session.connect() for _ in range(self.connections - 1)]
-        if others:
-            with ThreadPoolExecutor(len(others)) as threads:
-                list(threads.map(RemoteImage.connect, others))
-        for connection in (*others, first):
-            self._idle.put(connection)
+        connections = session.more(first, self.connections)
+        with ThreadPoolExecutor(self.connections) as threads:
+            list(threads.map(RemoteImage.connect, connections[1:]))
 
     def __enter__(self) -> Self:
         return self
@@ -75,10 +70,10 @@ class Image:
                 return
             self._closed = True
             self._session.stop.stop()
-            connections = [self._idle.get() for _ in range(self.connections)]  # when the calls have ended
-            self._session.close()
-            for connection in connections:
-                self._idle.put(connection)  # for calls that wait for one, and fail
+            with contextlib.ExitStack() as all_connections:  # calls that wait for one fail when they get it
+                for _ in range(self.connections):  # when the calls have ended
+                    all_connections.enter_context(self._session.lent())
+                self._session.close()
 
     def read(self, offset: int, buffer: "Buffer") -> None:
         """Fill a writable buffer with the bytes from offset on. Do not touch the buffer before the end of this call."""
@@ -161,10 +156,7 @@ class Image:
     @contextlib.contextmanager
     def _connection(self) -> Iterator[RemoteImage]:
         """Take an idle connection, or wait for one, and give it back after the block."""
-        connection = self._idle.get()
-        try:
+        with self._session.lent() as connection:
             if self._closed:
                 raise Usage("the image was closed")
             yield connection
-        finally:
-            self._idle.put(connection)

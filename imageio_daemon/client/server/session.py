@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connections of one transfer to its server: by TCP or by the unix socket, how many, with which abilities."""
 
+import contextlib
 import logging
+import queue
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -92,6 +94,7 @@ class ClientSession:
         self.retries = Retries()
         self._settings = settings
         self._images: list[RemoteImage] = []
+        self._idle: queue.LifoQueue[RemoteImage] = queue.LifoQueue()
         if settings.rate is not None and settings.rate < LEAST_RATE:
             raise Usage(f"the rate is at least {LEAST_RATE} bytes per second")
         self._pace = Pace(settings.rate)
@@ -136,6 +139,22 @@ class ClientSession:
     def connect(self) -> RemoteImage:
         """Return another connection, which its first request opens."""
         return self._image(self._endpoint, self.stop, self._settings.retry_for)
+
+    def more(self, first: RemoteImage, count: int) -> list[RemoteImage]:
+        """Return `first` and others, together `count` connections, which lent() may lend from now on."""
+        images = [first, *(self.connect() for _ in range(count - 1))]
+        for image in reversed(images):
+            self._idle.put(image)
+        return images
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[RemoteImage]:
+        """Take an idle connection of more() for the block, or wait for one. That which was used last is the next."""
+        image = self._idle.get()
+        try:
+            yield image
+        finally:
+            self._idle.put(image)
 
     def release(self, image: RemoteImage) -> None:
         """Close a connection that is not needed any more."""

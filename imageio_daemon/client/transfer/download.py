@@ -135,7 +135,7 @@ class Download:
             self._manifest = Manifest(Path(self._options.manifest))
         (first,) = workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_readers)
-        images = [first, *(self._session.connect() for _ in range(count - 1))]
+        images = self._session.more(first, count)
         there = TransferConnections(self._session, images, self._tick, BUFFER_SIZE)
         self._continue(there)
         if not self._done.size():

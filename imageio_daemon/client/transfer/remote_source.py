@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An image of a server as the source of an upload to another server, without a copy on a local disk."""
 
-import contextlib
 import hashlib
-import queue
 from collections.abc import Iterator, Mapping
 
 from ...image.extents import Extent
@@ -32,10 +30,7 @@ class RemoteSource:
         features = session.abilities.features
         self._knows_extents = "extents" in features
         self._lists_blocks = "checksum_blocks" in features
-        count = session.connections(session.abilities.max_readers)
-        self._idle: queue.LifoQueue[RemoteImage] = queue.LifoQueue()
-        for image in [*(session.connect() for _ in range(count - 1)), first]:
-            self._idle.put(image)
+        session.more(first, session.connections(session.abilities.max_readers))
 
     @property
     def identity(self) -> Mapping[str, object]:
@@ -46,7 +41,7 @@ class RemoteSource:
     def extents(self) -> Iterator[Extent]:
         """Yield all present extents in order, without gaps."""
         if self._knows_extents:
-            with self._connection() as image:
+            with self._session.lent() as image:
                 extents = image.extents()
             yield from extents  # without the connection: there may be no other to read by meanwhile
         elif self.size:
@@ -54,7 +49,7 @@ class RemoteSource:
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        with self._connection() as image:
+        with self._session.lent() as image:
             image.read_into(offset, buffer)
 
     def hash_unit(self, unit: Unit, digest: Digest, index: int) -> bool:
@@ -62,7 +57,7 @@ class RemoteSource:
         if not self._lists_blocks:
             return False
         moved = index * digest.block_size - unit.start
-        with self._connection() as image:
+        with self._session.lent() as image:
             blocks = image.blocks(digest.algorithm, digest.block_size, (unit.start, unit.end - unit.start))
         for start, end, found in told(blocks):
             digest.add_listed(start + moved, end + moved, found)
@@ -70,12 +65,12 @@ class RemoteSource:
 
     def changed(self) -> RangeSet | None:
         """Return the ranges changed since the server's checkpoint, or larger ones. None if the server lacks them."""
-        with self._connection() as image:
+        with self._session.lent() as image:
             return changed_there(image, self._session)
 
     def check(self) -> None:
         """Raise LocalError if the image has another size now."""
-        with self._connection() as image:
+        with self._session.lent() as image:
             if image.size() != self.size:
                 raise LocalError(f"the image at {self._session.peer} has another size than it had: start anew")
 
@@ -86,14 +81,6 @@ class RemoteSource:
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[RemoteImage]:
-        image = self._idle.get()
-        try:
-            yield image
-        finally:
-            self._idle.put(image)
 
 
 def changed_there(image: RemoteImage, session: ClientSession) -> RangeSet | None:

@@ -98,7 +98,7 @@ class Upload:
         stop.call(self._source.stop)
         (first,) = workers.run([self._prepare], stop)
         count = self.connections()
-        images = [first, *(self._session.connect() for _ in range(count - 1))]
+        images = self._session.more(first, count)
         there = TransferConnections(self._session, images, self._tick)
         workers.run([image.connect for image in images], stop)
         self._continue(there)
