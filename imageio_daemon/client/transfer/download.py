@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download of a remote image to a local target."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from .equality import Equality, no_ranges
 from .manifest import Manifest
 from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole, widened
 from .progress import Counter, Phase, Progress, Report
-from .receiver import Receiver
+from .receiver import Receiving
 from .record import DOWNLOAD, Record, States
 from .transfer_connections import TransferConnections
 from .transfer_options import DownloadOptions
@@ -145,7 +145,10 @@ class Download:
         if self._part is not None and PROOFS & self._session.abilities.features:
             self._record = self._new_record(self._part)
             self._checkpoints = LocalCheckpoints(self._part, self._record, self._done, self._options.checkpoint)
-        there.run(Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
+        receiving = Receiving(
+            self._target, self._counter, self._checkpoints, done=self._done, earlier=self._earlier, digest=self._digest
+        )
+        there.run(Queue(self._plan(), self._target.portion, stop, self._planned), receiving.worker)
         (checksum,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
@@ -240,12 +243,6 @@ class Download:
         if self._options.dirty:
             self._counter.add(skipped=sum(extent.length for extent in self._extents if not extent.dirty))
         return image
-
-    def _worker(self, image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-        receiver = Receiver(
-            image, self._target, buffer, self._counter, self._checkpoints, done=self._done, earlier=self._earlier
-        )
-        return lambda unit: receiver.receive(unit, self._digest.part(unit.start) if self._digest else None)
 
     def _finish(self, image: RemoteImage) -> str | None:
         if self._digest:

@@ -60,16 +60,9 @@ class Sender:
     """The sender of one thread, with a buffer that no other thread uses, as long as the longest request."""
 
     def __init__(self, sending: Sending, image: RemoteImage, buffer: memoryview) -> None:
-        self._source = sending.source
+        self._all = sending
         self._image = image
         self._buffer = buffer
-        self._counter = sending.counter
-        self._checkpoints = sending.checkpoints
-        self._restarts = sending.restarts
-        self._done = sending.done
-        self._skip_zeros = sending.skip_zeros
-        self._digest = sending.digest
-        self._comparison = sending.comparison
         self._compressor = None if sending.choice is None else Compressor(sending.choice)
         self._part = sending.part if sending.choice is None else None
         self._request = min(FIRST_REQUEST, len(buffer))
@@ -79,9 +72,9 @@ class Sender:
 
     def send(self, unit: Unit) -> None:
         """Make the target read as the source in this unit. Raises ClientError."""
-        digest = self._digest.part(unit.start) if self._digest else None
+        digest = self._all.digest.part(unit.start) if self._all.digest else None
         for segment in unit.segments:
-            for start, end, is_done in self._done.parts(segment.start, segment.start + segment.length):
+            for start, end, is_done in self._all.done.parts(segment.start, segment.start + segment.length):
                 if is_done:
                     self._pass(start, end, digest, zero=segment.zero)
                 elif segment.zero:
@@ -101,17 +94,17 @@ class Sender:
         """Count a range that is done. Read it if a digest needs it, or if the source must be read in order."""
         if zero and digest:
             digest.zeros(end - start)
-        elif self._comparison:
+        elif self._all.comparison:
             proof = Digest()
             part = proof.part(0)
             for piece in self._pieces(start, end, digest):
                 part.data(piece.data)
             part.end()
-            self._comparison(self._image, start, end, proof)
+            self._all.comparison(self._image, start, end, proof)
         elif digest:
             for _ in self._pieces(start, end, digest):
                 pass
-        self._counter.add(resumed=end - start)
+        self._all.counter.add(resumed=end - start)
 
     def _contents(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece | FilePiece]:
         """Yield pieces of a range to send, in memory or in the file."""
@@ -125,7 +118,7 @@ class Sender:
         """Read a range, and yield its pieces. They are put into the buffer after waiting pieces."""
         for offset, length in self._ranges(start, end):
             data = self._buffer[self._filled : self._filled + length]
-            self._source.read(offset, data)
+            self._all.source.read(offset, data)
             if digest:
                 digest.data(data)
             yield Piece(offset, data)
@@ -146,7 +139,7 @@ class Sender:
         found = list(runs(data, offset))
         for run in found:
             if run.zero:
-                self._counter.spare(run.end - run.start)
+                self._all.counter.spare(run.end - run.start)
                 self._add_zeros(offset + run.start, offset + run.end)
             else:
                 self._send_zeros()
@@ -160,11 +153,11 @@ class Sender:
     def _send_data(self) -> None:
         pieces, sent = self._data, sum(len(piece.data) for piece in self._data)
         self._data, self._filled = [], 0
-        restarts, started = self._restarts.count, time.monotonic()
+        restarts, started = self._all.restarts.count, time.monotonic()
         self._write(pieces, sent)
         self._adapt(sent, time.monotonic() - started)
         for offset, data in pieces:
-            self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
+            self._all.checkpoints.sent(self._image, offset, offset + len(data), restarts)
 
     def _write(self, pieces: Sequence[Piece | FilePiece], size: int) -> None:
         """Send pieces, compressed if the choice says so."""
@@ -173,7 +166,7 @@ class Sender:
         compressed = None
         if compressor:  # with a compressor, all pieces are in memory
             compressed = compressor.compress([piece for piece in pieces if isinstance(piece, Piece)])
-        as_they_are = self._image.write(compressed or pieces, self._counter.moved)
+        as_they_are = self._image.write(compressed or pieces, self._all.counter.moved)
         if compressor and not as_they_are:
             compressor.refused()
         elif compressor:
@@ -194,13 +187,13 @@ class Sender:
     def _send_zeros(self) -> None:
         start, end = self._zeros
         self._zeros = (0, 0)
-        restarts = self._restarts.count
-        if self._skip_zeros and start < end:
-            self._counter.add(skipped=end - start)
-            self._checkpoints.sent(self._image, start, end, restarts)
+        restarts = self._all.restarts.count
+        if self._all.skip_zeros and start < end:
+            self._all.counter.add(skipped=end - start)
+            self._all.checkpoints.sent(self._image, start, end, restarts)
             return
         for step in self._image.zero(start, end - start):
-            self._counter.add(zero=step)
-            self._checkpoints.sent(self._image, start, start + step, restarts)
+            self._all.counter.add(zero=step)
+            self._all.checkpoints.sent(self._image, start, start + step, restarts)
             start += step
-            restarts = self._restarts.count
+            restarts = self._all.restarts.count
