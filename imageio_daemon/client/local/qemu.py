@@ -37,6 +37,7 @@ class ServedSource:
 
     is_stream = False
     portion = 32 * MiB
+    identity: Mapping[str, object] | None = None
 
     def __init__(self, server: PrivateQemuNbd) -> None:
         self._server = server
@@ -53,6 +54,9 @@ class ServedSource:
     def stop(self) -> None:
         """Make waiting and later reads raise Stopped."""
         self._server.stop()
+
+    def check(self) -> None:
+        """Do nothing: without an identity, nothing shows whether the image was changed."""
 
     def close(self) -> None:
         """End qemu-nbd."""
@@ -92,7 +96,6 @@ class QemuSource(ServedSource):
         except BaseException:
             self.close()
             raise
-        self.identity: Mapping[str, object] | None = None
         if is_known and None not in self._files.values():
             self.identity = {
                 "format": format_name,
@@ -131,11 +134,6 @@ class MarkedQemuSource(QemuSource):
 
 class PresentSource(ServedSource):
     """The present content of a target, for comparisons while the target is written."""
-
-    identity: Mapping[str, object] | None = None
-
-    def check(self) -> None:
-        """Do nothing: the target is meant to change."""
 
     def close(self) -> None:
         """Do nothing: the target ends qemu-nbd."""

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Mapping
 
 from ...errors import InvalidRequest
 from ...urls.rbd import RbdAddress, parse, remedy
@@ -23,16 +22,10 @@ _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can
 
 
 class RbdSource(ServedSource):
-    """An image on Ceph, or a snapshot."""
-
-    #: As with block devices, nothing shows whether an image was changed.
-    identity: Mapping[str, object] | None = None
+    """An image on Ceph, or a snapshot. As with block devices, nothing shows whether it was changed."""
 
     def __init__(self, address: str) -> None:
         super().__init__(_serve(address, writable=False))
-
-    def check(self) -> None:
-        """Do nothing: see identity."""
 
 
 class RbdTarget(InPlace[PrivateQemuNbd]):
