@@ -6,16 +6,15 @@ import os
 import re
 import socket
 import urllib.parse
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
 from ...net.transports import keep_alive
 from ...urls import hosts
 from ..errors import Usage
-from .local_socket import LocalSocket
+from .local_socket import LocalSocket, unix_connected
 from .proxy import HttpProxy
-from .secure_socket import SecureSocket
+from .secure_socket import SecureSocket, closed_on_error
 from .trust import Trust
 
 #: Seconds to wait for a connection.
@@ -131,14 +130,10 @@ class Endpoint:
         if self.local is not None:
             return self.local.connect(CONNECT_TIMEOUT)
         if self.unix is not None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            with _closing_on_error(sock):
-                sock.settimeout(CONNECT_TIMEOUT)
-                sock.connect(self.unix)
-            return sock
+            return unix_connected(self.unix, CONNECT_TIMEOUT)
         hop = self.proxy or self
         sock = socket.create_connection((hop.host, hop.port), timeout=CONNECT_TIMEOUT)
-        with _closing_on_error(sock):
+        with closed_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # answers may take long, and the server may vanish in this time
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
@@ -168,15 +163,6 @@ class Endpoint:
             self.local.prove(sock)
         if self.tls and isinstance(sock, SecureSocket):
             self.tls.shake_hands(sock, self.peer)
-
-
-@contextlib.contextmanager
-def _closing_on_error(sock: socket.socket) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        sock.close()
-        raise
 
 
 def unix_address(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeGuard
 
 from ...net.unix_places import place_of
 from ...units import KiB
+from .secure_socket import closed_on_error
 
 #: Seconds in which the socket has to prove itself.
 PROOF_TIMEOUT = 5.0
@@ -31,6 +32,15 @@ def _is_address(text: str) -> bool:
     except UnicodeError:
         return False
     return bool(text.strip("\0")) and "\0" not in text[1:]
+
+
+def unix_connected(address: str, timeout: float) -> socket.socket:
+    """Return a socket that is connected to a unix socket. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closed_on_error(sock):
+        sock.settimeout(timeout)
+        sock.connect(address)
+    return sock
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,7 @@ class LocalSocket:
         with _opened(self.address) as (place, way):
             if not hmac.compare_digest(place, self.place):
                 raise _doubt("its address leads to another place here than on the server")
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.settimeout(timeout)
-                sock.connect(way)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
+            return unix_connected(way, timeout)
 
     def prove(self, sock: socket.socket) -> None:
         """Ask the question, which is no secret. Raises OSError if the answer differs from the one by TLS."""

@@ -12,7 +12,7 @@ from typing import Self
 
 from ...net.tls_socket import TlsContext
 from ..errors import LocalError, ServerFailed, Usage
-from .secure_socket import SecureSocket
+from .secure_socket import SecureSocket, closed_on_error
 
 #: The option of the authorities for a web server that has the image. It has no pins.
 SOURCE_OPTION = "--source-cafile"
@@ -93,11 +93,8 @@ class Trust:
     def secured(self, sock: socket.socket, host: str) -> socket.socket:
         """Take over a connected socket, and return it with TLS. Raises as shake_hands(); then the socket is closed."""
         secure = SecureSocket(sock, self.context, host)
-        try:
+        with closed_on_error(secure):
             self.shake_hands(secure, host)
-        except BaseException:
-            secure.close()
-            raise
         return secure
 
     def _unknown(self, peer: str, reason: str, key: bytes | None) -> str:
