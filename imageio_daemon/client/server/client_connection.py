@@ -281,7 +281,7 @@ class ClientConnection:
         """Say how the connection has failed."""
         peer = self.endpoint.peer
         if isinstance(error, http.client.IncompleteRead):
-            return f"{peer} cut the transfer off, {error.expected} bytes before the end"
+            return f"{peer} cut the transfer off{f', {left} bytes before the end' if (left := error.expected) else ''}"
         if isinstance(error, TimeoutError):
             return f"the connection to {peer} does not answer"
         return f"the connection to {peer} broke: {self._printable(str(error).strip())}"

@@ -37,6 +37,12 @@ def test_connection_is_closed_at_once_after_an_answer_that_is_cut_off() -> None:
         assert error.tb is not None
 
 
+def test_answer_of_unknown_length_that_is_cut_off_tells_no_number() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"
+    with connected(chunked) as (connection, path), pytest.raises(Temporary, match=r"cut the transfer off$"):
+        connection.request("GET", path)
+
+
 @pytest.mark.parametrize("length", [10, PIECE + 1])
 def test_change_whose_answer_is_cut_off_is_not_known_to_be_done(length: int) -> None:
     with (
