@@ -7,60 +7,27 @@ the connection that sends the flush.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
 
 from ...errors import InvalidRequest
-from ...image.extents import Extent
 from ...image.ranges import RangeSet
 from ...nbdproto.constants import ExportFlag
-from ...units import MiB
 from ...urls import nbd
 from ..errors import LocalError, Usage
+from .image_source import ImageSource
 from .image_target import InPlace
 from .nbd_image import NbdImage, Secure
 
 
-class NbdSource:
-    """An export to read. As for block devices, only a dirty bitmap shows whether it has changed.
-
-    Methods raise LocalError.
-    """
-
-    is_stream = False
-    portion = 32 * MiB
-    identity: Mapping[str, object] | None = None
+class NbdSource(ImageSource[NbdImage]):
+    """An export to read. As for block devices, only a dirty bitmap shows whether it has changed."""
 
     def __init__(self, uri: str, secure: Secure | None, bitmap: str | None = None) -> None:
-        self._image = NbdImage(uri, _parse(uri), secure, is_ours=False, dirty=bitmap is not None)
+        super().__init__(NbdImage(uri, _parse(uri), secure, is_ours=False, dirty=bitmap is not None))
         self._bitmap = bitmap
-
-    @property
-    def size(self) -> int:
-        """Return the size, in bytes."""
-        return self._image.size
-
-    def extents(self) -> Iterator[Extent]:
-        """Yield all extents, in order and without gaps, or one extent of data if the server has no extents."""
-        return self._image.extents()
 
     def changed(self) -> RangeSet | None:
         """Return the ranges that the bitmap marks, or larger ones, or None if the server does not send the bitmap."""
         return None if self._bitmap is None else self._image.changed(self._bitmap)
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer."""
-        self._image.read(offset, buffer)
-
-    def check(self) -> None:
-        """Do nothing: an export has no identity that could change."""
-
-    def stop(self) -> None:
-        """Make waiting and later calls raise Stopped."""
-        self._image.stop()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._image.close()
 
 
 class NbdTarget(InPlace[NbdImage]):

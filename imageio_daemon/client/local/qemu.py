@@ -5,15 +5,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from ...image.extents import Extent
 from ...image.formats import PARSERS
 from ...image.ranges import RangeSet
-from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
+from .image_source import ImageSource
 from .image_target import PartImage
 from .in_use import locked_file
 from .layers import SECTOR, are_all, refuse_cut, whole_sectors
@@ -32,38 +31,7 @@ LEFT_POLL = 0.1
 SIZED: Mapping[str, tuple[str, ...]] = {"vpc": ("-o", "force_size=on")}
 
 
-class ServedSource:
-    """A source that a qemu-nbd serves. Both end together. Methods raise LocalError."""
-
-    is_stream = False
-    portion = 32 * MiB
-    identity: Mapping[str, object] | None = None
-
-    def __init__(self, server: PrivateQemuNbd) -> None:
-        self._server = server
-        self.size = server.size
-
-    def extents(self) -> Iterator[Extent]:
-        """Yield all extents, in order and without gaps."""
-        yield from self._server.extents()
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer."""
-        self._server.read(offset, buffer)
-
-    def stop(self) -> None:
-        """Make waiting and later reads raise Stopped."""
-        self._server.stop()
-
-    def check(self) -> None:
-        """Do nothing: without an identity, nothing shows whether the image was changed."""
-
-    def close(self) -> None:
-        """End qemu-nbd."""
-        self._server.close()
-
-
-class QemuSource(ServedSource):
+class QemuSource(ImageSource[PrivateQemuNbd]):
     """A source in a format other than raw. `name` is for messages, by default the path.
 
     `bitmap` is the name of a dirty bitmap that is served, too.
@@ -86,7 +54,7 @@ class QemuSource(ServedSource):
         arguments = arguments_for(path, format_name, member, shared=shared)
         super().__init__(PrivateQemuNbd(shown, arguments, bitmap=bitmap))
         try:
-            self._files = {file: identity(file) for file in self._server.files()}
+            self._files = {file: identity(file) for file in self._image.files()}
             # While qemu wrote to a vmdk, qemu-img check found references after its end in 628 of 2037 runs.
             if not shared:
                 refuse_cut([*self._files], shown, format_name, member)
@@ -106,7 +74,7 @@ class QemuSource(ServedSource):
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
         for file, opened in self._files.items():
-            if not self._shared and self._server.identity(file) != opened:
+            if not self._shared and self._image.identity(file) != opened:
                 raise changed(file.readlink())
 
     def close(self) -> None:
@@ -129,10 +97,10 @@ class MarkedQemuSource(QemuSource):
         """Return the ranges that the bitmap marks, or larger ones. Return None if it cannot be used."""
         if self._bitmap is None:
             return None
-        return self._server.changed(self._bitmap)
+        return self._image.changed(self._bitmap)
 
 
-class PresentSource(ServedSource):
+class PresentSource(ImageSource[PrivateQemuNbd]):
     """The present content of a target, for comparisons while the target is written."""
 
     def close(self) -> None:

@@ -14,14 +14,14 @@ import shlex
 from ...errors import InvalidRequest
 from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
+from .image_source import ImageSource
 from .image_target import InPlace
-from .qemu import ServedSource
 from .qemu_nbd import PrivateQemuNbd
 
 _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
 
 
-class RbdSource(ServedSource):
+class RbdSource(ImageSource[PrivateQemuNbd]):
     """An image on Ceph, or a snapshot. As with block devices, nothing shows whether it was changed."""
 
     def __init__(self, address: str) -> None:

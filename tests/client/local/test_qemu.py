@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Iterator[QemuSource]:
 
 @pytest.mark.usefixtures("impatient")
 def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -> None:
-    source._server._process.send_signal(signal.SIGSTOP)
+    source._image._process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
         read = pool.submit(source.read, 0, memoryview(bytearray(KiB)))
         source.stop()
@@ -104,7 +104,7 @@ def test_nothing_is_read_after_stop(source: QemuSource) -> None:
 
 
 def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
-    source._server._process.kill()
+    source._image._process.kill()
     with pytest.raises(LocalError):
         source.read(0, memoryview(bytearray(KiB)))
     with pytest.raises(LocalError, match="qemu-nbd failed"):
@@ -112,8 +112,8 @@ def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
 
 
 def test_end_of_qemu_nbd_before_the_last_check_is_an_error(source: QemuSource) -> None:
-    source._server._process.kill()
-    source._server._process.wait()
+    source._image._process.kill()
+    source._image._process.wait()
     with pytest.raises(LocalError, match=r"can't see whether .* has changed"):
         source.check()
     with pytest.raises(LocalError, match="qemu-nbd failed"):
@@ -121,7 +121,7 @@ def test_end_of_qemu_nbd_before_the_last_check_is_an_error(source: QemuSource) -
 
 
 def test_nothing_is_left_of_a_qemu_nbd_that_has_ended_before_it_is_stopped(source: QemuSource) -> None:
-    server = source._server
+    server = source._image
     server._process.kill()
     server._process.wait()
     source.stop()
