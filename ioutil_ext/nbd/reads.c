@@ -24,12 +24,14 @@ static bool get_reply_memory(struct iou_lane *lane, const struct request *reques
 }
 
 /*
- * Wait for the turn to send the data in the memory; a short message needs none. False: the client pauses, so the memory
- * was given back meanwhile. The caller fills the new memory before the next call, unless *error says that there is
- * none. A task with the turn does not wait for memory: tasks that wait for the turn may have it.
+ * Wait for the turn to send a message from the memory, which has `size` bytes; a short message needs none. False: the
+ * client pauses, so the memory was given back meanwhile. The caller fills the new memory before the next call, unless
+ * *error says that there is none. A task with the turn does not wait for memory: tasks that wait for the turn may have
+ * it.
  */
-static bool take_read_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
-    if (*turn || socket_has_room(lane, size + MAX_HEADER + 12) || (*turn = socket_take_turn_until_pause(lane)))
+static bool take_read_turn(struct iou_lane *lane, uint64_t message, struct memory **memory, size_t size, bool *turn,
+                           int *error) {
+    if (*turn || socket_has_room(lane, message) || (*turn = socket_take_turn_until_pause(lane)))
         return true;
     lane_put_memory(lane, *memory);
     socket_take_turn(lane);
@@ -56,7 +58,7 @@ static bool send_piece(struct task *task, const struct request *request, struct 
     int error = 0;
     do
         answer = error ? answer_no_memory(lane, error) : answer_fill(task, place_in(*memory, start), start, length);
-    while (!take_read_turn(lane, memory, size, &turn, &error));
+    while (!take_read_turn(lane, size + MAX_HEADER + 12, memory, size, &turn, &error));
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
@@ -151,6 +153,11 @@ static void answer_status(struct iou_lane *lane, const struct request *request, 
 _Static_assert(MAX_STATUS_EXTENTS * sizeof(iou_extent) == MEMORY_PIECE,
                "the extents of a reply fill one piece of memory");
 
+/* Most bytes of a reply: a chunk for each context. */
+static uint64_t status_size(const struct nbd *nbd, uint32_t count) {
+    return nbd->contexts_count * (MAX_HEADER + 8 + (uint64_t)count * MAX_EXTENT);
+}
+
 /* With several contexts half of the memory is for their chunks. */
 static void run_long_status(struct task *task, const struct request *request) {
     struct iou_lane *lane = task->lane;
@@ -165,7 +172,7 @@ static void run_long_status(struct task *task, const struct request *request) {
     do
         answer = error ? answer_no_memory(lane, error)
                        : look_at_extents(task, request, (iou_extent *)(void *)memory->data, most, &count);
-    while (!take_read_turn(lane, &memory, MEMORY_PIECE, &turn, &error));
+    while (!take_read_turn(lane, status_size(nbd_of(lane), count), &memory, MEMORY_PIECE, &turn, &error));
     char *records = memory ? memory->data : NULL;
     answer_status(lane, request, answer, (iou_extent *)(void *)records, count,
                   single || !records ? records : records + MEMORY_PIECE / 2);
