@@ -4,8 +4,7 @@
  * A body that is one frame of zstd. It is decoded from the staging into the memory of a part, by the leader. As with
  * other bodies, a client that does not send holds no memory of parts. The memory of the decoder is apart
  * (content/windows.c), and stays until the frame ends; if the client lets it wait while others need it, the request
- * ends
- * (-ENOBUFS).
+ * ends (-ENOBUFS).
  *
  * One thing differs: the last bytes of the content wait for the end of the frame, so that no frame that turns out to be
  * bad was answered with success. If that end does not come in a moment, they are kept in a page, the tail, and what is

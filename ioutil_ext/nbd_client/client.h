@@ -97,8 +97,7 @@ static inline struct client *client_of(const iou_handle *handle) {
     return container_of(handle->image, struct client, image);
 }
 
-/* ---- state.c: failures; the lock is held
- * ------------------------------------------------------------------------------- */
+/* ---- state.c: failures; the lock is held ------------------------------------------------------------------------ */
 
 /* Keep a failure, and return its number. request: NULL: it is of none. */
 uint64_t failure_add(struct client *client, uint32_t kind, const struct nbd_request *request, int error,

@@ -51,10 +51,10 @@ static uint64_t enter_round(struct client *client, const struct op *op) {
 static void choose_teller(struct round *round) {
     const struct session *session = &round->client->session;
     const struct contexts *best = NULL;
+    uint64_t all = contexts_tell(&session->connections[0].contexts, round->tells);
     for (uint32_t i = 0; i < session->count; i++) {
         uint32_t number = (uint32_t)((round->op->offset / SEGMENT + i) % session->count);
         const struct contexts *contexts = &session->connections[number].contexts;
-        uint64_t all = contexts_tell(&session->connections[0].contexts, round->tells);
         if (contexts_tell(contexts, round->tells) != all || (best && contexts->count >= best->count))
             continue;
         best = contexts;

@@ -91,9 +91,8 @@ static struct slice *take_memory(struct qcow2 *q) {
     struct slice *slice = cache->count >= cache->most ? evict(cache) : NULL;
     if (!slice && link_empty(&cache->spare))
         add_cache_block(q);
-    if (!slice && !link_empty(&cache->spare)) {
+    if (!slice && !link_empty(&cache->spare))
         slice = container_of(link_take(&cache->spare), struct slice, order);
-    }
     return slice ? slice : evict(cache);
 }
 

@@ -82,7 +82,7 @@ static int look_for_extent(struct chain *chain, struct op *op, struct changes *c
     int error = look_changed(chain, op, changes, pos, &end, &dirty);
     if (!error)
         error = look_at_files(chain, op, pos, end, stop, flags);
-    if (op->flags & IOU_DIRTY)
+    if (!error && op->flags & IOU_DIRTY)
         *flags = (*flags & IOU_EXTENT_ZERO) | (dirty ? IOU_EXTENT_DIRTY : 0);
     return error;
 }
