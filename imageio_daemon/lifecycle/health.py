@@ -28,10 +28,12 @@ class Liveness:
     def ask(self) -> bool:
         """Ask the lanes, and return whether they have answered the call before.
 
-        If they have not, this does not ask again, so that at most one question waits.
+        If they have not, this does not ask again, so that at most one question waits. Raises what `look` has raised.
         """
-        if self._asked is not None and not self._asked.done():
-            return False
+        if self._asked is not None:
+            if not self._asked.done():
+                return False
+            self._asked.result()
         self._asked = start_thread(self._look)
         return True
 

@@ -67,7 +67,8 @@ class EngineImage:
         while offset < end and (
             found := await self.list_extents(op, offset, min(asked, end - offset), EXTENTS_BATCH, flags)
         ):
-            # What a server tells beyond a full batch is asked for again, so it is not asked for much more than fits.
+            # What an NBD server tells beyond a full batch is asked for again, so it is not asked for much more than
+            # fits. Files know no such loss, and are asked a few times more behind a place with many extents.
             asked = (found.end - offset) * (1 if len(found) == EXTENTS_BATCH else 2)
             offset = found.end
             yield found

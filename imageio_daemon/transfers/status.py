@@ -39,7 +39,7 @@ def transfer_status(
     if slowest := traffic.slowest:
         status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
     status |= {
-        "bytes_per_second": traffic.bytes_per_second(),
+        "bytes_per_second": traffic.bytes_per_second(totals.moved),
         "limited": round(bucket.limited, 1),
         "read": totals.read,
         "written": totals.written,

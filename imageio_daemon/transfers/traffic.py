@@ -196,9 +196,9 @@ class Traffic:
         if not self.running:
             self._pauses.look(active, now)
 
-    def bytes_per_second(self) -> int:
-        """Return the present rate."""
-        return self._rate.per_second(self._clock(), self.totals().moved)
+    def bytes_per_second(self, moved: int) -> int:
+        """Return the present rate, with the bytes that totals() tells."""
+        return self._rate.per_second(self._clock(), moved)
 
     def fields(self, seconds: float, active: float) -> dict[str, object]:
         """Return the fields of the log line of a transfer that took `seconds`, with the last request until `active`.
