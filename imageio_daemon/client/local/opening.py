@@ -63,7 +63,7 @@ def open_source(source: Origin, how: How = How(), watch: Watch = unwatched) -> S
             raise Usage("what is expected is the digest of a file")
         return _open_elsewhere(str(source), how)
     path = Path(source)
-    if "://" in os.fspath(source) and not path.exists():
+    if "://" in os.fspath(source) and not os.path.exists(source):
         raise LocalError(f"can't open {source}: it is no file, and addresses of images begin with {ADDRESSES}")
     if how.size is not None and not kind.compression:
         raise Usage("a size is for streams; a file has its own")

@@ -89,6 +89,7 @@ class MarkedQemuSource(QemuSource):
     def __init__(
         self, path: Path, format_name: str, member: Member | None, *, shared: bool, bitmap: str | None
     ) -> None:
+        os.close(open_image(path))  # as in QemuSource, before qemu-img opens it
         known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
         self._bitmap = bitmap if known else None
         super().__init__(path, format_name, member, shared=shared, bitmap=self._bitmap)

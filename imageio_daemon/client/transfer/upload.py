@@ -204,6 +204,7 @@ class Upload:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
+        await_verification(image, self._session, self._counter)
         for refusal in self.refusals(image):
             raise refusal
         if not self._goes_on:
@@ -218,7 +219,6 @@ class Upload:
         session, options = self._session, self._options
         if options.verify:
             yield from no_checksum(session, "checksum", "finalize")
-        await_verification(image, session, self._counter)
         yield from not_writable(session, verify=options.verifies)
         self._finalized = is_finalized(session)
         if self._finalized:
