@@ -107,6 +107,22 @@ async def test_short_reply_is_not_kept_back_by_a_stream_of_long_ones(
         assert answered.index(short) < 4
 
 
+@pytest.mark.parametrize("form", ["structured", "extended"])
+async def test_map_that_is_asked_for_last_does_not_wait_for_long_replies(lane_world: MakeWorld, form: str) -> None:
+    async with lane_world(inactivity_timeout=60) as world:
+        world.put(os.urandom(SIZE))
+        client = await world.go(**FORMS[form])
+        client.pause_reading()
+        for _ in range(8):
+            client.send(READ, 0, 256 * KiB)
+        await world.until(lambda: world.disk.status()["idle_time"] >= 1)  # they wait for the client
+        short = client.send(STATUS, 0, 4096)
+        await world.until(lambda: world.disk.status()["idle_time"] == 0)
+        client.resume_reading()
+        answered = [(await client.receive())[0] for _ in range(9)]
+        assert answered.index(short) < 4
+
+
 async def test_other_connections_are_served_while_one_is_not_read(lane_world: MakeWorld) -> None:
     async with lane_world(inactivity_timeout=60) as world:  # the other's answers do not wait for this
         world.put(os.urandom(SIZE))
