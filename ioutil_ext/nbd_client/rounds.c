@@ -47,7 +47,7 @@ static uint64_t enter_round(struct client *client, const struct op *op) {
 
 /* Choose who is asked for extents, beginning with the connection of the first segment: of those that tell all that the
    first connection does of it, the one with the fewest contexts. The server looks for all contexts of a connection,
-   whoever needs them. The lock is held. */
+   whoever needs them. There is a session. The lock is held. */
 static void choose_teller(struct round *round) {
     const struct session *session = &round->client->session;
     const struct contexts *best = NULL;
@@ -60,8 +60,7 @@ static void choose_teller(struct round *round) {
         best = contexts;
         round->teller = number;
     }
-    if (best)
-        round->contexts = *best;
+    round->contexts = *best;
 }
 
 /* Copy what is known of the session. The lock is held. */
@@ -71,7 +70,7 @@ static void copy_session(struct round *round) {
     round->agreed = session->agreed;
     round->mixes = session->count == 1 || session->agreed.flags & NBD_MULTI_CONN;
     round->longest_bare = session->longest_bare;
-    if (round->tells)
+    if (round->tells && session->count)
         choose_teller(round);
 }
 

@@ -146,6 +146,14 @@ void nbd_leave(iou_handle *handle, struct nbd_server *server) {
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
+/* Where there is no session, there is no connection to be chosen. */
+static void ask_before_a_session(iou_handle *handle) {
+    iou_control control = {0};
+    iou_completion completion;
+    iou_extent extent;
+    CHECK(iou_execute(handle, IOU_EXTENTS, IOU_NOW, 0, 4096, &extent, sizeof(extent), &control, &completion) != 0);
+}
+
 static unsigned play(struct nbd_server *server, unsigned operations, uint64_t *random) {
     struct user users[USERS] = {0};
     unsigned failed = 0;
@@ -160,6 +168,7 @@ static unsigned play(struct nbd_server *server, unsigned operations, uint64_t *r
     };
     iou_handle *handle;
     CHECK(iou_nbd_client_new(&options, &handle) == 0);
+    ask_before_a_session(handle);
     nbd_begin(handle, server, random);
     for (unsigned i = 0; i < USERS; i++) {
         users[i] = (struct user){.handle = handle, .server = server, .start = i * AREA, .operations = operations};
