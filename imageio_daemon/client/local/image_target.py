@@ -134,8 +134,10 @@ class PartImage(ImageTarget[_I]):
 
     def keep(self) -> bool:
         """Close the image, and sync the file. Return True."""
-        super().abandon()
-        self._part.keep()
+        try:
+            super().abandon()
+        finally:
+            self._part.keep()
         return True
 
     def finish(self) -> None:

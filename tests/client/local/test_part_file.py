@@ -15,9 +15,10 @@ import pytest
 from imageio_daemon.client import LocalError, Settings, download
 from imageio_daemon.client.local.compressing import CompressedFile
 from imageio_daemon.client.local.part_file import PartFile
+from imageio_daemon.client.local.qemu import QemuTarget
 from imageio_daemon.client.local.target import NewFile
 from tests.support.daemon import Daemon
-from tests.support.images import MakeImage, pattern
+from tests.support.images import MakeImage, MiB, pattern
 
 NOBODY = 65534
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
@@ -208,6 +209,18 @@ def test_two_downloads_dont_write_one_file_with_a_long_name(tmp_path: Path) -> N
         PartFile(tmp_path / ("x" * 255))
     first.remove()
     assert os.listdir(tmp_path) == []
+
+
+def test_file_whose_image_cant_be_closed_is_left_for_the_next_download(tmp_path: Path) -> None:
+    failed = QemuTarget(tmp_path / "copy", "qcow2", continues=True)
+    failed.start(MiB)
+    assert failed._image is not None
+    failed._image._process.kill()
+    with pytest.raises(LocalError, match="qemu-nbd failed"):
+        failed.keep()
+    left = PartFile(tmp_path / "copy", continues=True)
+    assert left.is_earlier
+    left.remove()
 
 
 def test_who_has_the_part_of_a_killed_download_open_reads_nothing_of_the_next(copy: Path) -> None:
