@@ -23,6 +23,7 @@ from ...nbdproto.constants import (
 from ...nbdproto.messages import BadMagic, unpack_extents
 from ...units import GiB, KiB, MiB
 from ...urls.nbd import NbdAddress
+from ..connecting import closed_on_error, unix_connected
 from ..errors import LocalError
 from ..stopping import Stop
 
@@ -285,15 +286,9 @@ class _ImageConnection:
 
 def _connected(address: NbdAddress) -> socket.socket:
     """Return a socket connected to a server. Raises OSError."""
-    if not address.socket:
-        sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT)
+    if address.socket:
+        return unix_connected(address.socket, CONNECT_TIMEOUT)
+    sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT)
+    with closed_on_error(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(CONNECT_TIMEOUT)
-        sock.connect(address.socket)
-    except BaseException:
-        sock.close()
-        raise
     return sock

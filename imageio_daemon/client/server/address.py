@@ -11,10 +11,11 @@ from typing import Self
 
 from ...net.transports import keep_alive
 from ...urls import hosts
+from ..connecting import closed_on_error, unix_connected
 from ..errors import Usage
-from .local_socket import LocalSocket, unix_connected
+from .local_socket import LocalSocket
 from .proxy import HttpProxy
-from .secure_socket import SecureSocket, closed_on_error
+from .secure_socket import SecureSocket
 from .trust import Trust
 
 #: Seconds to wait for a connection.

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeGuard
 
 from ...net.unix_places import place_of
 from ...units import KiB
-from .secure_socket import closed_on_error
+from ..connecting import unix_connected
 
 #: Seconds in which the socket has to prove itself.
 PROOF_TIMEOUT = 5.0
@@ -32,15 +32,6 @@ def _is_address(text: str) -> bool:
     except UnicodeError:
         return False
     return bool(text.strip("\0")) and "\0" not in text[1:]
-
-
-def unix_connected(address: str, timeout: float) -> socket.socket:
-    """Return a socket that is connected to a unix socket. Raises OSError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with closed_on_error(sock):
-        sock.settimeout(timeout)
-        sock.connect(address)
-    return sock
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS with the methods of a blocking socket, for http.client (docs/adr/0006)."""
 
-import contextlib
 import errno
 import os
 import select
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 from ...net.tls_socket import WANTS_INPUT, TlsContext
@@ -85,16 +83,6 @@ class SecureSocket(socket.socket):
             until_writable(self)
         elif not _poll(self, select.POLLIN):
             raise TimeoutError("timed out")
-
-
-@contextlib.contextmanager
-def closed_on_error(sock: socket.socket) -> Iterator[None]:
-    """Close a socket if the block raises."""
-    try:
-        yield
-    except BaseException:
-        sock.close()
-        raise
 
 
 def until_writable(sock: socket.socket) -> None:

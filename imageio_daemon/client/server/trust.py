@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from ...net.tls_socket import TlsContext
+from ..connecting import closed_on_error
 from ..errors import LocalError, ServerFailed, Usage
-from .secure_socket import SecureSocket, closed_on_error
+from .secure_socket import SecureSocket
 
 #: The option of the authorities for a web server that has the image. It has no pins.
 SOURCE_OPTION = "--source-cafile"
