@@ -73,18 +73,11 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
         return Chosen(partial(RbdTarget, str(target)), None, in_place=True)
     path = Path(target)
     says = named(path.name) if making.format is None else Named(None, False, making.format)
-    make, in_place = _choose_path(path, says, making)
-    packs = making.compress or bool(says.compression)
-    shown = ", ".join(filter(None, [says.format or "raw", says.compression]))
-    if making.update and says.format not in (None, "raw"):
-        from .qcow2 import UpdatedQcow2  # noqa: PLC0415 - as above
-
-        return Chosen(make, path, in_place, locks=True, check=partial(UpdatedQcow2.check, path), format=shown)
-    return Chosen(make, path, in_place, packs, check=partial(_check_raw, path) if making.update else None, format=shown)
+    return _choose_path(path, says, making)
 
 
-def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], Target], bool]:
-    """Return a function that makes the target, and whether it is written in place."""
+def _choose_path(path: Path, says: Named, making: Making) -> Chosen:
+    """Return the target for the path of a file or device, and for what its name says. Raises Usage, LocalError."""
     dirty, format_name = making.dirty, says.format or "raw"
     is_raw = format_name == "raw"
     if says.archive or (says.compression and (dirty or not is_raw)):
@@ -99,16 +92,20 @@ def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], 
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
     if making.update and is_raw:
-        return partial(UpdatedImage, path), True
+        return Chosen(partial(UpdatedImage, path), path, in_place=True, check=partial(_check_raw, path))
     if making.update:
         from .qcow2 import UpdatedQcow2  # noqa: PLC0415 - as above
 
-        return partial(UpdatedQcow2, path), True
+        check = partial(UpdatedQcow2.check, path)
+        return Chosen(partial(UpdatedQcow2, path), path, in_place=True, locks=True, check=check, format=format_name)
     if is_device or (dirty and is_raw):
-        return partial(ExistingImage, path), True
+        return Chosen(partial(ExistingImage, path), path, in_place=True)
     if dirty and format_name != "qcow2":
         raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
-    return _new_file(path, format_name, says.compression, making), False
+    make = _new_file(path, format_name, says.compression, making)
+    packs = making.compress or says.compression is not None
+    shown = ", ".join(filter(None, [format_name, says.compression]))
+    return Chosen(make, path, in_place=False, packs=packs, format=shown)
 
 
 def _check_raw(path: Path, size: int) -> None:
