@@ -48,7 +48,6 @@ class QemuSource(ImageSource[PrivateQemuNbd]):
         bitmap: str | None = None,
     ) -> None:
         shown = str(path) if name is None else name
-        os.close(open_image(path))  # so that a missing file is told as for other images
         self._shared = shared
         self._locks = contextlib.ExitStack()
         arguments = arguments_for(path, format_name, member, shared=shared)
@@ -89,7 +88,7 @@ class MarkedQemuSource(QemuSource):
     def __init__(
         self, path: Path, format_name: str, member: Member | None, *, shared: bool, bitmap: str | None
     ) -> None:
-        os.close(open_image(path))  # as in QemuSource, before qemu-img opens it
+        os.close(open_image(path))  # so that a missing file is told as for other images
         known = bitmap is not None and tells_changes(path, format_name, member, bitmap)
         self._bitmap = bitmap if known else None
         super().__init__(path, format_name, member, shared=shared, bitmap=self._bitmap)
