@@ -14,6 +14,7 @@ from ..server.remote_image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
 from .digest import Digest, DigestPart
+from .earlier import require_sent
 from .plan import Unit
 from .progress import Counter
 from .wire_compression import Choice, Compressor
@@ -35,7 +36,7 @@ class Sending:
     """What all threads of an upload send, and how.
 
     `done` are the ranges that need not be sent. With `skip_zeros`, the target reads as zeros already. `digest` gets
-    what is sent and what is done. `comparison` is for sources that are read once: what is done is compared when it is
+    what is sent and what is done. With `compares`, for sources that are read once, what is done is compared when it is
     read. `choice` decides whether data is compressed; without it, none is. `part` returns ranges of the source that the
     kernel sends. Without it, or with a choice, the data has to be read.
     """
@@ -47,7 +48,7 @@ class Sending:
     done: RangeSet
     skip_zeros: bool
     digest: Digest | None
-    comparison: Callable[[RemoteImage, int, int, Digest], None] | None
+    compares: bool
     choice: Choice | None
     part: Callable[[int, int], FilePart] | None
 
@@ -94,13 +95,13 @@ class Sender:
         """Count a range that is done. Read it if a digest needs it, or if the source must be read in order."""
         if zero and digest:
             digest.zeros(end - start)
-        elif self._all.comparison:
+        elif self._all.compares:
             proof = Digest()
             part = proof.part(0)
             for piece in self._pieces(start, end, digest):
                 part.data(piece.data)
             part.end()
-            self._all.comparison(self._image, start, end, proof)
+            require_sent(self._image, start, end, proof)
         elif digest:
             for _ in self._pieces(start, end, digest):
                 pass

@@ -17,7 +17,7 @@ from . import workers
 from .base import unchanged_there
 from .checkpoints import RemoteCheckpoints
 from .digest import Digest
-from .earlier import Earlier, require_sent
+from .earlier import Earlier
 from .equality import Equality, no_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
@@ -162,7 +162,6 @@ class Upload:
         there.run(queue, self._sending(done, counter, digest).worker)
 
     def _sending(self, done: RangeSet, counter: Counter, digest: Digest | None) -> Sending:
-        compares = self._source.is_stream and not self._finalized
         return Sending(
             self._source,
             counter,
@@ -171,7 +170,7 @@ class Upload:
             done=done,
             skip_zeros=self._session.abilities.reads_zero,
             digest=digest,
-            comparison=require_sent if compares else None,
+            compares=self._source.is_stream and not self._finalized,
             choice=choice_for(self._session, Compression(self._options.wire_compression)),
             part=None if digest else self._part(),
         )
