@@ -51,8 +51,6 @@ class PartFile:
 
     def anew(self) -> None:
         """Begin with a new file, in place of the one that an earlier download has left."""
-        if not self.is_earlier:
-            return
         try:
             if self._is_there(self._fd):
                 self.path.unlink()
