@@ -9,7 +9,6 @@ Functions block; a coroutine calls them with asyncio.to_thread(). Offsets and si
 ClientError, whose text is one line for the user.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 from ..image.extents import Extent
@@ -50,7 +49,9 @@ else:
         """Import the type of what few programs ask for at its first use: all others start earlier."""
         if name != "Preview":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module(".transfer.preview", __name__).Preview
+        from .transfer.preview import Preview  # noqa: PLC0415
+
+        return Preview
 
 
 __all__ = [
