@@ -38,5 +38,5 @@ class ImageSource(Generic[_I]):
         """Do nothing: without an identity, nothing shows whether the image was changed."""
 
     def close(self) -> None:
-        """Close the image, and end its qemu-nbd."""
+        """Disconnect. A qemu-nbd of ours then ends."""
         self._image.close()

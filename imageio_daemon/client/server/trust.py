@@ -92,8 +92,12 @@ class Trust:
             )
 
     def secured(self, sock: socket.socket, host: str) -> socket.socket:
-        """Take over a connected socket, and return it with TLS. Raises as shake_hands(); then the socket is closed."""
-        secure = SecureSocket(sock, self.context, host)
+        """Begin TLS on a connected socket. Return the socket with TLS, which takes its place.
+
+        Raises as shake_hands() does, and then closes the connection.
+        """
+        with closed_on_error(sock):
+            secure = SecureSocket(sock, self.context, host)
         with closed_on_error(secure):
             self.shake_hands(secure, host)
         return secure
