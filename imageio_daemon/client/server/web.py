@@ -32,10 +32,10 @@ class FileUrl(HttpUrl):
     """The URL of a file. `path` may have a secret in its query."""
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse a URL. Raises Usage."""
+    def parse(cls, text: str, base: str = "") -> Self:
+        """Parse a URL, which may be relative to another one (RFC 3986 5). Raises Usage."""
         with contextlib.suppress(ValueError):  # an impossible port or address
-            parts = urllib.parse.urlsplit(text)
+            parts = urllib.parse.urlsplit(urllib.parse.urljoin(base, text))
             path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
             server = server_of(parts)
             if server and re.fullmatch("[!-~]+", path):
@@ -170,7 +170,7 @@ class WebFile(Fetched):
             if response.status not in REDIRECTIONS:
                 return self._accepted(response)
             here = self._place
-            place = FileUrl.parse(urllib.parse.urljoin(here.origin + here.path, response.headers["Location"] or ""))
+            place = FileUrl.parse(response.headers["Location"] or "", here.origin + here.path)
             if here.scheme == "https" and place.scheme != "https":
                 raise ServerFailed(f"{self.name} redirects to a server without TLS, {place.host}: anybody could answer")
             self._turn_to(place)

@@ -234,6 +234,7 @@ def test_mirror_that_has_the_file_is_asked_again(daemon: Daemon, web: Web, setti
         ("/disk", ServerFailed, "redirects more than 10 times"),
         ("http://localhost/x", ServerFailed, "redirects to a server without TLS, localhost"),
         ("ftp://localhost/x", Usage, "must look like https://HOST/PATH"),
+        ("https://[localhost/x", Usage, "must look like https://HOST/PATH"),
     ],
 )
 def test_redirections_that_lead_nowhere_are_told(
