@@ -75,6 +75,15 @@ class Answers(io.BufferedReader):
         self._incoming = _Incoming(sock, paced)
         super().__init__(self._incoming, AHEAD)
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return `size` bytes, or fewer at the end. Raises OSError, HTTPException.
+
+        http.client takes negative sizes of chunks as they come.
+        """
+        if size is None or size < 0:
+            raise http.client.HTTPException("it sent a chunk of less than no bytes")
+        return super().read(size)
+
     def close(self) -> None:
         """Do nothing. An HTTPResponse calls this at its end, before the next answer."""
 

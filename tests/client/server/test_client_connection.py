@@ -43,6 +43,13 @@ def test_answer_of_unknown_length_that_is_cut_off_tells_no_number() -> None:
         connection.request("GET", path)
 
 
+@pytest.mark.parametrize("size", [b"-1", b"-5"])
+def test_chunk_of_less_than_no_bytes_is_an_error(size: bytes) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\nabc"
+    with connected(chunked) as (connection, path), pytest.raises(Temporary, match=r"a chunk of less than no bytes$"):
+        connection.request("GET", path)
+
+
 @pytest.mark.parametrize("length", [10, PIECE + 1])
 def test_change_whose_answer_is_cut_off_is_not_known_to_be_done(length: int) -> None:
     with (
