@@ -63,7 +63,7 @@ class States:
     def __init__(
         self, directory: Path, local: Mapping[str, object], url: ImageUrl, remote_size: int, kind: str = UPLOAD
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._kind = kind
         self._local = short_hash(json.dumps([VERSION, dict(local), remote_size], sort_keys=True))
         self._own = directory / f"{self._local}-{short_hash(f'{url.host} {url.port} {url.path}')}{kind}"
@@ -85,7 +85,7 @@ class States:
 
     def save(self, done: list[tuple[int, int]]) -> None:
         """Write the state of this transfer, in place of the one it has taken. This is atomic, by rename(2)."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._own.with_name(f"{self._own.name}.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -119,7 +119,7 @@ class States:
 
     def _others(self) -> list[Path]:
         found: list[tuple[float, Path]] = []
-        for path in self._directory.glob(f"{self._local}-*{self._kind}"):
+        for path in self.directory.glob(f"{self._local}-*{self._kind}"):
             with contextlib.suppress(OSError):  # a transfer has ended since
                 found.append((path.stat().st_mtime, path))
         return [path for _, path in sorted(found, reverse=True) if path != self._own][:MOST_OTHERS]
@@ -127,7 +127,7 @@ class States:
     def _tidy(self) -> None:
         """Remove states that were not used for MOST_AGE."""
         oldest = time.time() - MOST_AGE
-        for path in (path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)):
+        for path in (path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     os.close(_lock(path))  # fails if it is in use
@@ -191,8 +191,9 @@ class Record:
             try:
                 change(self._states)
             except OSError as e:
-                why = f"{e.filename}: {e.strerror} (--state-dir DIR keeps it elsewhere)"
-                log.warning("can't keep what is done in %s", why)
+                where = e.filename or self._states.directory  # a full disk tells no name
+                log.warning("can't keep what is done in %s: %s (--state-dir DIR keeps it elsewhere)", where, e.strerror)
+                self._states.release()
                 self._states = None
 
 

@@ -31,8 +31,10 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.abilities import Abilities
+from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.transfer import earlier
 from imageio_daemon.client.transfer.progress import Phase
+from imageio_daemon.client.transfer.record import Record, States
 from imageio_daemon.image.extents import Extent
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
@@ -359,6 +361,21 @@ def test_upload_without_a_place_for_its_state_is_made(
     upload(full, daemon.url(target.ticket), settings=one, checkpoint=0, state=tmp_path / "file" / home)
     assert target.content() == full.read_bytes()
     assert caplog.text.count("--state-dir") == 1
+
+
+def test_state_for_which_there_is_no_room_is_told_and_unlocked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def states() -> States:
+        return States(tmp_path, {}, ImageUrl.parse("https://localhost/images/ticket"), MiB)
+
+    record = Record(states=states())
+    record.save([(0, 1)])
+    (saved,) = tmp_path.iterdir()
+    saved.with_name(f"{saved.name}.new").symlink_to("/dev/full")
+    record.save([(0, 2)])
+    assert f"can't keep what is done in {tmp_path}: No space left on device" in caplog.text
+    assert [claim.done for claim in states().claims()] == [[(0, 1)]]
 
 
 def test_failed_flush_starts_anew(full: Path, states: Path) -> None:
