@@ -49,7 +49,11 @@ def _listening(path: str | None) -> Iterator[tuple[socket.socket, str]]:
     with contextlib.ExitStack() as made:
         place = path
         if place is None:
-            place = os.path.join(made.enter_context(tempfile.TemporaryDirectory(prefix="imageio-nbd-")), "socket")
+            try:
+                directory = made.enter_context(tempfile.TemporaryDirectory(prefix="imageio-nbd-"))
+            except OSError as e:
+                raise LocalError(f"can't make a directory for the socket: {e.strerror}") from e
+            place = os.path.join(directory, "socket")
         sock = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         mask = os.umask(0o177)  # for the whole process, but no other thread makes files now
         try:

@@ -27,8 +27,11 @@ class Spool:
     """
 
     def __init__(self, reader: Reader, name: str) -> None:
-        self._directory = tempfile.gettempdir()
         self._name = name
+        try:
+            self._directory = tempfile.gettempdir()
+        except OSError as e:
+            raise LocalError(f"can't make a temporary file: {e.strerror}") from e
         try:
             self._fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as e:

@@ -8,9 +8,11 @@ import io
 import itertools
 import lzma
 import os
+import resource
 import struct
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -293,6 +295,20 @@ def test_spool_that_fails_is_told(
     monkeypatch.setattr(os, name, fail)
     with pytest.raises(LocalError, match=told):
         upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"))
+
+
+def test_spool_for_which_no_directory_has_room_is_told(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk.qcow2.gz").write_bytes(gzip.compress(pattern(MiB)))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # look for one
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # nothing can be written
+    try:
+        with pytest.raises(LocalError, match="can't make a temporary file: No usable temporary directory found"):
+            upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("how", [{}, {"format": "qcow2", "decompress": "gz"}])

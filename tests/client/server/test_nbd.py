@@ -10,12 +10,15 @@ import signal
 import socket
 import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from imageio_daemon.client import LocalError, Settings
+from imageio_daemon.client.nbd_socket import serve
 from imageio_daemon.client.relay import PIECE, relay
 from tests.client.programs import PROGRAM, run, start
 from tests.client.proxy import Proxy
@@ -222,6 +225,14 @@ def test_socket_that_exists_is_left_alone(daemon: Daemon, image: Image, tmp_path
     assert done.status == 5
     assert "can't listen on" in done.err
     assert (tmp_path / "s").read_text() == "mine"
+
+
+def test_temporary_directory_that_is_not_there_is_told(
+    daemon: Daemon, tls: Settings, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(LocalError, match="can't make a directory for the socket: No such file"):
+        serve(daemon.url(image.ticket), None, tls, lambda uri, path: None)
 
 
 class Older(http.server.BaseHTTPRequestHandler):
