@@ -134,11 +134,12 @@ def _who_has(fd: int) -> str:
     """Name a program that has locked the file of a descriptor. The kernel does not tell the owner of such a lock."""
     inode = f":{os.fstat(fd).st_ino} "
     own, deadline = str(os.getpid()), time.monotonic() + SEARCH_TIME
-    for pid in os.listdir("/proc"):
-        if pid.isdigit() and pid != own and _has_locked(pid, inode):
-            return f"{_read(f'/proc/{pid}/comm')} (pid {pid})"
-        if time.monotonic() > deadline:
-            break
+    with contextlib.suppress(OSError):  # there is no /proc, or the program has ended meanwhile
+        for pid in os.listdir("/proc"):
+            if pid.isdigit() and pid != own and _has_locked(pid, inode):
+                return f"{_read(f'/proc/{pid}/comm')} (pid {pid})"
+            if time.monotonic() > deadline:
+                break
     return "another program, maybe on another host"
 
 

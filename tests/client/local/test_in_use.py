@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import LocalError, Settings, checksum, download, info, upload
+from imageio_daemon.client.local import in_use
 from tests.client.programs import ended, run, start
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -109,6 +110,19 @@ def test_checksum_of_an_image_that_is_written_is_refused_unless_shared(path: Pat
             checksum(path)
         assert checksum(path, shared=True)
     assert checksum(path)
+
+
+def test_image_is_refused_also_if_who_writes_ends_while_its_name_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = in_use._read
+
+    def read_before_its_end(file: str) -> str:
+        return read("/proc/0/comm" if file.endswith("/comm") else file)
+
+    monkeypatch.setattr(in_use, "_read", read_before_its_end)
+    with served(path, "raw"), pytest.raises(LocalError, match="is in use by another program"):
+        checksum(path)
 
 
 def test_info_looks_at_an_image_that_is_written(tmp_path: Path) -> None:
