@@ -62,7 +62,7 @@ from imageio_daemon.frontends.http.proxy.passed_answers import parse_answered_ra
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.frontends.http.responses import content_disposition
-from imageio_daemon.image import journal, magics, qcow2
+from imageio_daemon.image import chain, journal, magics, qcow2
 from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
@@ -73,7 +73,7 @@ from imageio_daemon.nbdproto.client_replies import ClientReplies, ClientRequest
 from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
-from imageio_daemon.storage.qemu import chain, reasons
+from imageio_daemon.storage.qemu import reasons
 from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
 from imageio_daemon.transfers.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
 from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_URL
@@ -1020,7 +1020,7 @@ PATTERNS = {
     "urls/rbd.py:_WHOLE_NAME": "an rbd url",
     "urls/rbd.py:_ADDRESS": "an rbd url",
     "config/options.py": _USER,
-    "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
+    "image/chain.py:_PROTOCOL": "the name of a backing file",
     "frontends/http/proxy/passed_answers.py:_RANGE": "a Content-Range of another server",
     "image/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
     "storage/qemu/reasons.py": "the messages of qemu-nbd",

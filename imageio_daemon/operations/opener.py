@@ -6,15 +6,15 @@ import shutil
 
 from ..config.config import Config
 from ..errors import Error, Unusable
+from ..image import chain
+from ..image.chain import QemuImage
 from ..net import tls_contexts
 from ..storage.backend import Backend
 from ..storage.engine import Engine
 from ..storage.file import FileBackend
 from ..storage.nbd.backend import NbdBackend
 from ..storage.nbd.client_handshake import ConnectOptions
-from ..storage.qemu import chain
 from ..storage.qemu.backend import ManagedBackend
-from ..storage.qemu.chain import QemuImage
 from ..storage.qemu.native import NotNative, Qcow2Backend
 from ..storage.qemu.process import QemuServer
 from ..storage.qemu.rbd import RbdBackend, RbdImage

@@ -8,7 +8,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import Canceled
-from . import lasting
+from ..image import lasting
 from .backend import BackendInfo, Operation
 from .engine import Engine
 from .engine_image import EngineImage

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from imageio_daemon.errors import StorageError, Unusable
-from imageio_daemon.storage.qemu import chain
+from imageio_daemon.image import chain
 
 
 def qemu_img(*arguments: object) -> None:

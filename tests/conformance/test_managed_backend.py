@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import ServerGone, StorageError
+from imageio_daemon.image.chain import QemuImage
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.nbdproto.constants import ExportFlag
@@ -18,7 +19,6 @@ from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import ManagedBackend
-from imageio_daemon.storage.qemu.chain import QemuImage
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imageio_daemon.errors import ImageInUse, StorageError, Unusable
-from imageio_daemon.storage.qemu import chain
+from imageio_daemon.image import chain
 from imageio_daemon.storage.qemu import process as qemu_process
 from imageio_daemon.storage.qemu.process import QemuNbd, QemuServer
 from imageio_daemon.storage.threads import in_thread

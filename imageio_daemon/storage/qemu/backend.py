@@ -8,6 +8,8 @@ from typing import Self
 from ioutil_ext import lib
 
 from ...errors import BitmapInUse, ImageInUse, NotFound, StorageError
+from ...image import chain
+from ...image.chain import QemuImage
 from ...units import GiB, MiB
 from ..backend import BackendInfo, Operation
 from ..engine import Engine
@@ -15,8 +17,7 @@ from ..file import FileBackend
 from ..nbd.backend import NbdBackend
 from ..nbd.client_handshake import ConnectOptions
 from ..threads import in_thread
-from . import chain, leftovers, reasons
-from .chain import QemuImage
+from . import leftovers, reasons
 from .process import QemuNbd, QemuServer
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +10,14 @@ from typing import Any, Self
 
 from ioutil_ext import ffi, lib
 
-from ...errors import BitmapInUse, Error, ImageInUse, NotFound, StorageError, Unusable
+from ...errors import ImageInUse, StorageError, Unusable
+from ...image.chain import Chain
+from ...image.chain_memory import ChainMemory
 from ...nbdproto.constants import DIRTY_BITMAP
 from ..backend import BackendInfo, Operation
 from ..completions import check
 from ..engine import Engine
 from ..file import FileBackend, opened, tell_writers
-from .chain import Chain, File
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Qcow2Backend(FileBackend):
         path = found.files[0].path
         if any(file.format not in ("qcow2", "raw") for file in found.files):
             raise fall_back(path, "a file below it has another format")
-        memory = _Memory(found.files, bitmap)
+        memory = ChainMemory(found.files, bitmap)
         handle = await _unlocked(engine, memory, path, writable=writable, shared=shared)
         counts = ffi.new("iou_qcow2_counts *")
         check(lib.iou_qcow2_get_counts(handle, counts), "count")
@@ -108,43 +108,7 @@ class Qcow2Backend(FileBackend):
         return () if self._bitmap is None else (DIRTY_BITMAP + self._bitmap,)
 
 
-class _Memory:
-    """The description of a chain that C reads while it opens it, and C's verdict."""
-
-    def __init__(self, files: list[File], bitmap: str | None) -> None:
-        self._texts: list[Any] = []
-        layers = ffi.new("iou_qcow2_layer[]", len(files))
-        for layer, file in zip(layers, files, strict=True):
-            layer.path = self._text(file.path)
-            layer.backing = ffi.NULL if file.backing is None else self._text(file.backing)
-            layer.raw = file.format == "raw"
-        self._layers = layers
-        self._verdict = ffi.new("iou_qcow2_verdict *")
-        self.chain = ffi.new("iou_qcow2_chain *", {"layers": layers, "count": len(files), "verdict": self._verdict})
-        self.chain.bitmap = ffi.NULL if bitmap is None else self._text(bitmap)
-
-    @property
-    def judgment(self) -> int:
-        return int(self._verdict.judgment)
-
-    @property
-    def reason(self) -> str:
-        return str(ffi.string(self._verdict.reason).decode(errors="replace"))
-
-    def why_no_bitmap(self) -> Error | None:
-        """Return why C cannot use the bitmap, if it cannot."""
-        if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_TOLD:
-            return None
-        if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_IN_USE:
-            return BitmapInUse()
-        return NotFound("The image does not have the bitmap that the ticket names")
-
-    def _text(self, text: str) -> Any:
-        self._texts.append(ffi.new("char[]", os.fsencode(text)))
-        return self._texts[-1]
-
-
-async def _unlocked(engine: Engine, memory: _Memory, path: str, *, writable: bool, shared: bool) -> Any:
+async def _unlocked(engine: Engine, memory: ChainMemory, path: str, *, writable: bool, shared: bool) -> Any:
     """Open a chain. If another program has locked it, try again for LOCKED seconds."""
     tries = round(LOCKED / RETRY)
     while True:
@@ -157,7 +121,7 @@ async def _unlocked(engine: Engine, memory: _Memory, path: str, *, writable: boo
             await asyncio.sleep(RETRY)
 
 
-async def _judged(engine: Engine, memory: _Memory, path: str, *, writable: bool, shared: bool) -> Any:
+async def _judged(engine: Engine, memory: ChainMemory, path: str, *, writable: bool, shared: bool) -> Any:
     op = Operation()
     opening = engine.submit_open_qcow2(memory.chain, path, writable=writable, shared=shared, op=op)
     try:

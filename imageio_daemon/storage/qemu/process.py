@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from ...errors import StorageError, Unusable
+from ...image.chain import Chain
 from ...runtime import descriptors
 from ...urls.nbd import NbdAddress
 from ..threads import in_thread, start_thread
 from . import reasons
-from .chain import Chain
 
 log = logging.getLogger(__name__)
 

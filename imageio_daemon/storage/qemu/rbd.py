@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import NamedTuple, Self
 
 from ...errors import NotFound, StorageError
+from ...image.chain import Chain
 from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
 from ..backend import Context, Operation
@@ -13,7 +14,6 @@ from ..engine import Engine
 from ..nbd.client_handshake import ConnectOptions
 from . import changes
 from .backend import QemuBackend
-from .chain import Chain
 from .process import QemuServer
 
 #: Bytes of a sector. librbd zeroes whole sectors by requests without data.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from imageio_daemon.storage import lasting
+from imageio_daemon.image import lasting
 from ioutil_ext import ffi, lib
 from tests.client import programs
 from tests.soak.crash.calls import PowerCuts, without

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ...errors import StorageError, Unusable
-from ...image.formats import PARSERS
-from ...units import MAX_OFFSET
-from .. import lasting
+from ..errors import StorageError, Unusable
+from ..units import MAX_OFFSET
+from . import lasting
+from .formats import PARSERS
 
 #: Most files below an image, for qemu-nbd and the engine. Long chains are slow; those of real virtual machines have
 #: some dozen.

@@ -10,10 +10,9 @@ from subprocess import run
 
 import pytest
 
-from imageio_daemon.storage import lasting
+from imageio_daemon.image import chain, lasting
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
-from imageio_daemon.storage.qemu import chain
 from imageio_daemon.units import MiB
 from ioutil_ext import ffi, lib
 from tests.support.nbdservers import make_qcow2
