@@ -125,11 +125,14 @@ def _new_file(path: Path, format_name: str, compression: str | None, making: Mak
         from .compressing import CompressedFile  # noqa: PLC0415 - as above
 
         return partial(CompressedFile, path, compression)
-    from .qcow2 import CompressedQcow2, Increment  # noqa: PLC0415 - as above
+    if making.dirty or making.compress:
+        from .qemu_qcow2 import CompressedQcow2, Increment  # noqa: PLC0415 - as above
+
+        return partial(Increment if making.dirty else CompressedQcow2, path)
+    if format_name == "qcow2":
+        from .qcow2 import NewQcow2  # noqa: PLC0415 - as above
+
+        return partial(NewQcow2, path, continues=making.continues)
     from .qemu import QemuTarget  # noqa: PLC0415 - as above
 
-    if making.dirty:
-        return partial(Increment, path)
-    if making.compress:
-        return partial(CompressedQcow2, path)
-    return partial(QemuTarget, path, format_name, continues=making.continues)
+    return partial(QemuTarget, path, format_name)

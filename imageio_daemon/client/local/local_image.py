@@ -57,7 +57,7 @@ class LocalImage:
 
     def flush(self) -> None:
         """Put all that was written, by either handle, on stable storage."""
-        self._checked("flush", _execute(self._handles[0], lib.IOU_FLUSH))
+        self._checked("flush", execute(self._handles[0], lib.IOU_FLUSH))
 
     def finish(self) -> None:
         """Flush and close."""
@@ -70,20 +70,20 @@ class LocalImage:
     def close(self) -> None:
         """Close the file. Call this when no other call runs. Later calls do nothing."""
         while self._handles:
-            self._checked("close", _execute(self._handles.pop(), lib.IOU_CLOSE))
+            self._checked("close", execute(self._handles.pop(), lib.IOU_CLOSE))
 
     def _open(self, flags: int) -> None:
         name = ffi.new("char[]", os.fsencode(self._path.resolve()))
         flags |= lib.IOU_WRITABLE | lib.IOU_SHARED  # in_use.py has the locks
-        completion = _execute(ffi.NULL, lib.IOU_OPEN, flags, 0, len(name) - 1, name, len(name) - 1)
+        completion = execute(ffi.NULL, lib.IOU_OPEN, flags, 0, len(name) - 1, name, len(name) - 1)
         self._handles.append(self._checked("open", completion).handle)
 
     def _change(self, kind: int, what: str, *arguments: Any, direct: bool = True) -> None:
         direct = direct and self._is_direct
-        completion = _execute(self._handles[0] if direct else self._buffered(), kind, 0, *arguments)
+        completion = execute(self._handles[0] if direct else self._buffered(), kind, 0, *arguments)
         if direct and completion.error in NOT_DIRECT:
             self._is_direct = False
-            completion = _execute(self._buffered(), kind, 0, *arguments)
+            completion = execute(self._buffered(), kind, 0, *arguments)
         self._checked(what, completion)
 
     def _buffered(self) -> Any:
@@ -101,9 +101,17 @@ class LocalImage:
         return completion
 
 
-def _execute(
-    handle: Any, kind: int, flags: int = 0, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL, size: int = 0
+def execute(
+    handle: Any,
+    kind: int,
+    flags: int = 0,
+    offset: int = 0,
+    length: int = 0,
+    buffer: Any = ffi.NULL,
+    size: int = 0,
+    control: Any = ffi.NULL,
 ) -> Any:
+    """Run an operation in this thread, and return its completion. Blocks on storage, without the GIL."""
     completion = ffi.new("iou_completion *")
-    lib.iou_execute(handle, kind, flags, offset, length, buffer, size, ffi.NULL, completion)
+    lib.iou_execute(handle, kind, flags, offset, length, buffer, size, control, completion)
     return completion

@@ -144,6 +144,10 @@ def _decompressed(content: Reader, compression: str | None, name: str) -> Reader
 
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
+    if known == "qcow2" and found is None and how.bitmap is None:
+        from .qcow2 import qcow2_source  # noqa: PLC0415 - as above
+
+        return qcow2_source(path, shared=how.shared)
     if known not in (None, "raw"):
         from .qemu import MarkedQemuSource  # noqa: PLC0415 - as above
 

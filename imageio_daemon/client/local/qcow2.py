@@ -1,104 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qcow2 images: new ones in whole clusters, with only the changes or compressed, and existing ones to update.
-
-Other new ones are a QemuTarget of qemu.py. choosing.py chooses.
-"""
+"""qcow2 images: sources, new ones, and existing ones to update. What the C extension does not do, qemu-nbd does."""
 
 import contextlib
 import errno
+import logging
 import os
-import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...units import KiB
 from ..errors import LocalError
-from .image_target import InPlace
+from .image_source import FormatSource, PresentSource
+from .image_target import InPlace, NewImage
 from .layers import whole_sectors
-from .qemu import PresentSource, QemuTarget
-from .qemu_img import arguments_for, run_qemu_img
-from .qemu_nbd import PrivateQemuNbd
-from .source import Source
+from .qcow2_image import NeedsQemu, Qcow2Image, create_qcow2
+from .source import Source, open_image
 
-#: Cluster size of new qcow2 images, in bytes, qemu's default.
-CLUSTER = 64 * KiB
+if TYPE_CHECKING:
+    from .qemu_nbd import PrivateQemuNbd
 
-
-class Increment(QemuTarget):
-    """A new qcow2 image with the changed extents, to be rebased on an older copy by `qemu-img rebase -u`.
-
-    Whole clusters are written, because qemu fills the rest of a new cluster with zeros, not with the older copy.
-    """
-
-    block = CLUSTER
-    options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
-
-    def __init__(self, path: Path) -> None:
-        if path.exists():
-            raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
-        super().__init__(path, "qcow2")
-
-    @property
-    def reads_zero(self) -> bool:
-        """Return False: zeros must be written, to hide the data of the older copy."""
-        return False
+log = logging.getLogger(__name__)
 
 
-class CompressedQcow2(QemuTarget):
-    """A new qcow2 image with compressed clusters. Each is written once, whole: qemu cannot write to it again."""
+def qcow2_source(path: Path, *, shared: bool = False, name: str | None = None) -> Source:
+    """Open a source. `name` is for messages, by default the path. Raises LocalError."""
+    os.close(open_image(path))  # so that a missing file is told as for other images
+    try:
+        return FormatSource(Qcow2Image(path, name or str(path), shared=shared), "qcow2", None, shared=shared)
+    except NeedsQemu as e:
+        from .qemu import QemuSource  # noqa: PLC0415 - most images do without
 
-    block = CLUSTER
-    options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
-    compress = True
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "qcow2")
-        # Clusters that come in parts: the last one, and those in which a connection was lost. They are written at the
-        # end.
-        self._parts: dict[int, bytearray] = {}
-        self._lock = threading.Lock()
-        self._size = 0
-
-    def start(self, size: int) -> None:
-        """Create the image, with a whole cluster at its end for now, and serve it by qemu-nbd."""
-        self._size = whole_sectors(size)
-        self._create(-(-size // CLUSTER) * CLUSTER)
-        self._tell(size, self._size)
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write the whole clusters, and keep the rest."""
-        end = offset + len(data)
-        first = min(-(-offset // CLUSTER) * CLUSTER, end)
-        last = max(end // CLUSTER * CLUSTER, first)
-        self._keep(offset, data[: first - offset])
-        if first < last:
-            super().write(first, data[first - offset : last - offset])
-        self._keep(last, data[last - offset :])
-
-    def finish(self) -> None:
-        """Write the clusters that came in parts, and finish the image."""
-        for start, cluster in self._parts.items():
-            super().write(start, memoryview(cluster))
-        super().finish()
-
-    def _closed(self) -> None:
-        if self._size % CLUSTER:
-            run_qemu_img(
-                "resize", "-q", "--shrink", "-f", "qcow2", "--", str(self._part.path.absolute()), str(self._size)
-            )
-
-    def _keep(self, offset: int, data: memoryview) -> None:
-        if data:
-            with self._lock:
-                start = offset // CLUSTER * CLUSTER
-                part = self._parts.setdefault(start, bytearray(CLUSTER))
-                part[offset - start : offset - start + len(data)] = data
+        return QemuSource(path, "qcow2", shared=shared, name=name, why=_why(path, e))
 
 
-class UpdatedQcow2(InPlace[PrivateQemuNbd]):
+class NewQcow2(NewImage[Qcow2Image]):
+    """A new image. With `continues`, an interrupted download leaves it for the next one."""
+
+    def __init__(self, path: Path, *, continues: bool = False) -> None:
+        super().__init__(path, "qcow2", continues=continues)
+
+    def resume(self, size: int) -> Source | None:
+        """Open the image of an earlier download, if there is one that can be written, and it has this size."""
+        if not self._part.is_earlier:
+            return None
+        try:
+            self._image = self._open(self._part.path)
+        except LocalError as e:
+            log.warning("%s", e)
+            return None
+        return PresentSource(self._image) if self._image.size == whole_sectors(size) else None
+
+    def _make(self, path: Path, size: int) -> None:
+        create_qcow2(path, size)
+
+    def _open(self, path: Path) -> Qcow2Image:
+        try:
+            return Qcow2Image(path, str(path), writable=True)
+        except NeedsQemu as e:
+            raise LocalError(f"can't open {path}: {e}") from e
+
+
+class UpdatedQcow2(InPlace["Qcow2Image | PrivateQemuNbd"]):
     """An existing qcow2 image, in which what differs is written in place."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True))
+        super().__init__(str(path), _opened(path, writable=True))
 
     @staticmethod
     def check(path: Path, size: int) -> None:
@@ -108,8 +73,8 @@ class UpdatedQcow2(InPlace[PrivateQemuNbd]):
         """
         if not os.access(path, os.W_OK):
             raise LocalError(f"can't write {path}: {os.strerror(errno.EACCES)}")
-        with contextlib.closing(PrivateQemuNbd(str(path), arguments_for(path, "qcow2", shared=True))) as server:
-            _require_size(str(path), server.size, size)
+        with contextlib.closing(_opened(path, shared=True)) as image:
+            _require_size(str(path), image.size, size)
 
     def start(self, size: int) -> None:
         """Raise LocalError unless the image has this size."""
@@ -118,6 +83,22 @@ class UpdatedQcow2(InPlace[PrivateQemuNbd]):
     def source(self) -> Source:
         """Return a source of the image's present content."""
         return PresentSource(self._opened)
+
+
+def _opened(path: Path, *, writable: bool = False, shared: bool = False) -> "Qcow2Image | PrivateQemuNbd":
+    try:
+        return Qcow2Image(path, str(path), writable=writable, shared=shared)
+    except NeedsQemu as e:
+        from .qemu_img import arguments_for  # noqa: PLC0415 - as above
+        from .qemu_nbd import PrivateQemuNbd  # noqa: PLC0415 - as above
+
+        arguments = arguments_for(path, "qcow2", shared=shared)
+        return PrivateQemuNbd(str(path), arguments, writable=writable, why=_why(path, e))
+
+
+def _why(path: Path, reason: NeedsQemu) -> str:
+    log.info("%s is left to qemu-nbd: %s", path, reason)
+    return str(reason)
 
 
 def _require_size(name: str, has: int, size: int) -> None:

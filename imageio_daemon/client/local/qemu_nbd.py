@@ -34,10 +34,12 @@ class PrivateQemuNbd(NbdImage):
     """An image that a qemu-nbd process of its own serves, on a private socket, until its last client leaves.
 
     `name` is the image's name in messages. `image` has the arguments that tell qemu-nbd what to serve. `bitmap` is a
-    bitmap of the image to serve with it.
+    bitmap of the image to serve with it. `why` tells, if qemu-nbd is not installed, why the image needs it.
     """
 
-    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False, bitmap: str | None = None) -> None:
+    def __init__(
+        self, name: str, image: Sequence[str], *, writable: bool = False, bitmap: str | None = None, why: str = ""
+    ) -> None:
         self._closed = False
         #: Whether qemu-nbd has ended by itself, so that it has flushed and closed the image.
         self.ended_well = False
@@ -70,7 +72,8 @@ class PrivateQemuNbd(NbdImage):
             )
         except OSError as e:
             self._temporary.close()
-            raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
+            needs = f"{name} needs because {why}" if why else f"{name} needs"
+            raise LocalError(f"can't run qemu-nbd, which {needs}: {e.strerror}") from e
         try:
             self._wait(name)
             super().__init__(name, NbdAddress(socket=socket), dirty=bitmap is not None)

@@ -20,7 +20,7 @@ from imageio_daemon.client import (
     checksum,
     download,
 )
-from imageio_daemon.client.local import qemu
+from imageio_daemon.client.local import qcow2
 from imageio_daemon.client.local.target import NewFile
 from imageio_daemon.client.server.abilities import Abilities
 from imageio_daemon.client.server.remote_image import RemoteImage
@@ -43,7 +43,7 @@ Interrupt = Callable[..., Path]
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut images in many units, as slow links do."""
     monkeypatch.setattr(NewFile, "portion", 4 * MiB)
-    monkeypatch.setattr(qemu.QemuTarget, "portion", 4 * MiB)
+    monkeypatch.setattr(qcow2.NewQcow2, "portion", 4 * MiB)
 
 
 @pytest.fixture

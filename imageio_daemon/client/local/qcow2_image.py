@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in the format qcow2 that the C extension reads and writes, without a program of qemu."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ...errors import Error
+from ...image.chain import QemuImage, inspect
+from ...image.chain_memory import ChainMemory
+from ...image.extents import Extent
+from ..errors import LocalError, Stopped
+from .in_use import locked_file
+from .local_image import execute
+from .source import identity, opened_image
+
+#: Extents that are asked for at a time.
+RECORDS = 4096
+#: log2 of the cluster size of new images: 64 KiB, qemu's default.
+CLUSTER_BITS = 16
+#: Files that an image may name: the user, whose command this is, can read them by qemu's programs, too.
+ANY_FILE = ("/",)
+
+
+class NeedsQemu(Exception):
+    """The C extension does not do all that the image needs. Nothing was changed, and qemu may open it."""
+
+
+class Qcow2Image:
+    """An open image, and the files below it, which are locked. Thread-safe. Methods block, and raise LocalError.
+
+    `name` is the image's name in messages. With `shared`, other programs may write to the image, and nothing is locked.
+    The constructor raises NeedsQemu, too. It reads all tables of an image, and leaves one that misses a part to qemu.
+    """
+
+    def __init__(self, path: Path, name: str, *, writable: bool = False, shared: bool = False) -> None:
+        self._name = name
+        self._writable = writable
+        self._control = ffi.new("iou_control *")
+        #: Whether the image was flushed and closed.
+        self.ended_well = False
+        try:
+            chain = inspect(QemuImage(str(path.absolute()), "qcow2", True, ANY_FILE))
+        except Error as e:  # qemu tells it better, or opens it
+            raise NeedsQemu(str(e)) from e
+        if any(file.format not in ("qcow2", "raw") for file in chain.files):
+            raise NeedsQemu("a file below it has another format")
+        with contextlib.ExitStack() as opened:
+            self._files: dict[Path, int] = {}
+            for file in chain.files:
+                fd = opened.enter_context(opened_image(Path(file.path)))
+                link = Path(f"/proc/self/fd/{fd}")
+                if not shared:
+                    writes = writable and not self._files
+                    opened.enter_context(locked_file(Path(file.path), link, writes=writes))
+                self._files[link] = fd
+            # By the links C opens the files that were locked, whatever has their names now.
+            files = [file._replace(path=str(link)) for file, link in zip(chain.files, self._files, strict=True)]
+            self._handle = self._open(ChainMemory(files, checked=True))
+            self._opened = opened.pop_all()
+
+    @property
+    def size(self) -> int:
+        """Return the size of the disk, in bytes."""
+        info = ffi.new("iou_info *")
+        lib.iou_handle_info(self._handle, info)
+        return int(info.size)
+
+    def files(self) -> list[Path]:
+        """Return the files and devices of which the image consists, top first, as links to the open files."""
+        return list(self._files)
+
+    def identity(self, file: Path) -> dict[str, object] | None:
+        """Return the identity() of one of the files."""
+        return identity(self._files[file])
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents, in order and without gaps."""
+        records = ffi.new("iou_extent[]", RECORDS)
+        offset, size = 0, self.size
+        while offset < size:
+            found = self._run(lib.IOU_EXTENTS, "find the holes of", offset, size - offset, records)
+            for record in records[0 : found.count]:
+                yield Extent(offset, record.end - offset, zero=bool(record.flags & lib.IOU_EXTENT_ZERO))
+                offset = int(record.end)
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._run(lib.IOU_READ, "read", offset, len(buffer), ffi.from_buffer(buffer, require_writable=True))
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write all of the data."""
+        self._run(lib.IOU_WRITE, "write", offset, len(data), ffi.from_buffer(data))
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make the range read as zeros, and deallocate it."""
+        self._run(lib.IOU_ZERO, "write zeros to", offset, length)
+
+    def flush(self) -> None:
+        """Put all that was written on stable storage."""
+        self._run(lib.IOU_FLUSH, "flush")
+
+    def finish(self) -> None:
+        """Flush and close. Raises Stopped if stop() came before the end."""
+        self.flush()
+        self.close()
+
+    def stop(self) -> None:
+        """Let running calls end soon, and later ones raise Stopped. A call of storage is not interrupted."""
+        self._control.canceled = 1
+
+    def close(self) -> None:
+        """Flush, also after stop(), and close the files. Call this when no other call runs. Later calls do nothing.
+
+        Raises LocalError if that fails, but not after stop().
+        """
+        if self._handle == ffi.NULL:
+            return
+        handle, self._handle = self._handle, ffi.NULL
+        with self._opened:
+            flushed = execute(handle, lib.IOU_FLUSH).error if self._writable else 0
+            error = flushed or execute(handle, lib.IOU_CLOSE).error
+        self.ended_well = error == 0
+        if error and not self._control.canceled:
+            raise LocalError(f"can't close {self._name}: {os.strerror(error)}")
+
+    def _open(self, memory: ChainMemory) -> Any:
+        """Return the handle. Raises LocalError and NeedsQemu."""
+        completion = ffi.new("iou_completion *")
+        # The locks are ours. Reads of other programs fill the page cache, too; writes past it cost half the time.
+        flags = lib.IOU_SHARED | (lib.IOU_WRITABLE if self._writable else lib.IOU_BUFFERED)
+        error = -lib.iou_open_qcow2(memory.chain, flags, completion)
+        if error and memory.judgment:
+            raise NeedsQemu(memory.reason)
+        if error:
+            raise LocalError(f"can't open {self._name}: {os.strerror(error)}")
+        return completion.handle
+
+    def _run(self, kind: int, what: str, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL) -> Any:
+        size = 0 if buffer == ffi.NULL else ffi.sizeof(buffer)
+        completion = execute(self._handle, kind, 0, offset, length, buffer, size, self._control)
+        if completion.error == errno.ECANCELED:
+            raise Stopped("stopped")
+        if completion.error:
+            damaged = ": it is damaged there, or its storage is" if kind == lib.IOU_READ else ""
+            place = f" at byte {offset + completion.done}" if length else ""
+            raise LocalError(f"can't {what} {self._name}{place}: {os.strerror(completion.error)}{damaged}")
+        return completion
+
+
+def create_qcow2(path: Path, size: int) -> None:
+    """Make an image in an empty file. `size` is that of the disk, in bytes. Raises LocalError."""
+    options = ffi.new("iou_qcow2_options *", {"size": size, "cluster_bits": CLUSTER_BITS})
+    error = -lib.iou_create_qcow2(os.fsencode(path), options)
+    if error:
+        raise LocalError(f"can't make a qcow2 image in {path}: {os.strerror(error)}")
