@@ -158,13 +158,14 @@ def _listens(service: str, host: str, port: int, *, running: bool) -> Finding:
 
 def formats(config: Config) -> Finding:
     """Check what tickets with a format need: qemu-nbd, and the directories in allowed_paths."""
+    own = "raw and qcow2" if config.backend_file.qcow2 == "native" else "raw"
     if shutil.which("qemu-nbd") is None:
         verdict = failed if config.backend_nbd.allowed_paths else ok
-        return verdict("formats", "raw only: qemu-nbd is not installed (qemu-utils)")
+        return verdict("formats", f"{own} only: qemu-nbd is not installed (qemu-utils)")
     wrong = [path for path in config.backend_nbd.allowed_paths if not os.access(path, os.R_OK | os.X_OK)]
     if wrong:
         return warning("formats", f"[backend_nbd] allowed_paths: {_user_name()} cannot read {', '.join(wrong)}")
-    return ok("formats", "raw, and those of qemu-nbd")
+    return ok("formats", f"{own}, and those of qemu-nbd")
 
 
 def lanes(config: Config) -> Finding:

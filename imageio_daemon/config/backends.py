@@ -23,10 +23,10 @@ class BackendFile:
         "and the program that gives out tickets cannot say so.",
     )
     qcow2: str = choice(
-        "qemu-nbd",
+        "native",
         ("native", "qemu-nbd"),
         "Who opens images of tickets with the format qcow2: the daemon itself, or a qemu-nbd for each ticket. What the "
-        "daemon does not do itself, qemu-nbd does in both cases; the log says why.",
+        "daemon does not do itself, qemu-nbd does in both cases; the log says why. A later release has no such option.",
     )
 
 

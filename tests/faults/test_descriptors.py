@@ -62,9 +62,9 @@ def test_programs_that_the_daemon_starts_have_the_soft_limit_as_it_was(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     image = tmp_path / "image"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "1M"], check=True)
+    subprocess.run(["qemu-img", "create", "-q", "-f", "vmdk", image, "1M"], check=True)
     with limited(certificates, 512, 4096, {}) as daemon:
-        ticket = daemon.add_ticket(image, MiB, format="qcow2")
+        ticket = daemon.add_ticket(image, MiB, format="vmdk")
         with daemon.connect("unix") as client:
             assert client.get(f"/images/{ticket}").status == 200
             tasks = Path(f"/proc/{daemon.pid}/task").iterdir()

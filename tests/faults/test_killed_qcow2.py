@@ -56,7 +56,7 @@ def test_what_was_flushed_is_there(make_daemon: MakeDaemon, tmp_path: Path) -> N
     for number in range(ROUNDS):
         image.unlink(missing_ok=True)
         subprocess.check_call(["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", image, str(SIZE)])
-        daemon = make_daemon(backend_file={"qcow2": "native"})
+        daemon = make_daemon()
         url = f"/images/{daemon.add_ticket(image, SIZE, format='qcow2')}"
         clients = [Client(daemon, url, each) for each in range(CLIENTS)]
         for client in clients:

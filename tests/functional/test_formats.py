@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets of image files that qemu-nbd opens for the daemon."""
+"""Tickets of image files with a format, and the qemu-nbd of those that the daemon does not open itself."""
 
 import os
 import signal
@@ -274,7 +274,7 @@ def test_what_changed_since_a_bitmap_is_told(client: Connection, daemon: Daemon,
 
 def test_what_a_killed_daemon_left_is_removed_at_the_next_start(make_daemon: MakeDaemon, images: Path) -> None:
     daemon = make_daemon()
-    ticket = daemon.add_ticket(create(images / "left.qcow2"), SIZE, format="qcow2")
+    ticket = daemon.add_ticket(create(images / "left.vmdk", "vmdk"), SIZE, format="vmdk")
     with daemon.connect("tls") as client:
         assert client.get(f"/images/{ticket}").status == 200
     daemon.kill()
@@ -285,15 +285,15 @@ def test_what_a_killed_daemon_left_is_removed_at_the_next_start(make_daemon: Mak
 
 def test_what_a_killed_daemon_left_is_waited_for_by_the_next(make_daemon: MakeDaemon, images: Path) -> None:
     daemon = make_daemon()
-    image = create(images / "late.qcow2")
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2")
+    image = create(images / "late.vmdk", "vmdk")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk")
     with daemon.connect("tls") as client:
         assert client.put(f"/images/{ticket}", pattern(MiB)).status == 200
     pid = server_of(daemon, image)
     os.kill(pid, signal.SIGSTOP)  # as one that has to write much before it ends
     daemon.kill()
     daemon.restart()
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk")
     with daemon.connect("tls") as client, ThreadPoolExecutor(1) as pool:
         read = pool.submit(client.get, f"/images/{ticket}", {"Range": f"bytes=0-{MiB - 1}"})
         daemon.log.wait_for("WARNING.*still used by 1 qemu-nbd of a daemon that was killed")
@@ -313,8 +313,8 @@ def test_a_raw_image_that_begins_like_qcow2_stays_raw(
 
 
 def test_the_server_runs_as_it_should(client: Connection, daemon: Daemon, images: Path) -> None:
-    image = create(images / "options.qcow2")
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2", ops=["read"])
+    image = create(images / "options.vmdk", "vmdk")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk", ops=["read"])
     assert client.get(f"/images/{ticket}", {"Range": "bytes=0-9"}).status == 206
     pid = server_of(daemon, image)
     command = children(daemon)[pid]
@@ -328,8 +328,8 @@ def test_the_server_runs_as_it_should(client: Connection, daemon: Daemon, images
 
 
 def test_removing_the_ticket_stops_the_server(client: Connection, daemon: Daemon, images: Path) -> None:
-    image = create(images / "removed.qcow2")
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2")
+    image = create(images / "removed.vmdk", "vmdk")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk")
     assert client.put(f"/images/{ticket}?flush=n", pattern(MiB)).status == 200
     pid = server_of(daemon, image)
     daemon.remove(ticket)
@@ -340,8 +340,8 @@ def test_removing_the_ticket_stops_the_server(client: Connection, daemon: Daemon
 
 def test_stopping_the_daemon_stops_its_servers(make_daemon: MakeDaemon, images: Path) -> None:
     daemon = make_daemon()
-    image = create(images / "stopped.qcow2")
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2")
+    image = create(images / "stopped.vmdk", "vmdk")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk")
     with daemon.connect("tls") as client:
         assert client.put(f"/images/{ticket}?flush=n", pattern(MiB)).status == 200
         pid = server_of(daemon, image)
@@ -352,8 +352,8 @@ def test_stopping_the_daemon_stops_its_servers(make_daemon: MakeDaemon, images: 
 
 def test_killing_the_daemon_stops_its_servers(make_daemon: MakeDaemon, images: Path) -> None:
     daemon = make_daemon()
-    image = create(images / "killed.qcow2")
-    ticket = daemon.add_ticket(image, SIZE, format="qcow2")
+    image = create(images / "killed.vmdk", "vmdk")
+    ticket = daemon.add_ticket(image, SIZE, format="vmdk")
     with daemon.connect("tls") as client:
         assert client.put(f"/images/{ticket}?flush=n", pattern(MiB)).status == 200
     pid = server_of(daemon, image)
@@ -363,8 +363,8 @@ def test_killing_the_daemon_stops_its_servers(make_daemon: MakeDaemon, images: P
 
 
 def test_the_server_is_killed_in_mid_upload(daemon: Daemon, images: Path) -> None:
-    image = create(images / "crashed.qcow2", size=64 * MiB)
-    ticket = daemon.add_ticket(image, 64 * MiB, format="qcow2")
+    image = create(images / "crashed.vmdk", "vmdk", size=64 * MiB)
+    ticket = daemon.add_ticket(image, 64 * MiB, format="vmdk")
     with daemon.connect("tls") as client:
         client.send(f"PUT /images/{ticket} HTTP/1.1\r\nHost: x\r\nContent-Length: {64 * MiB}\r\n\r\n".encode())
         client.send(pattern(16 * MiB))
@@ -374,7 +374,7 @@ def test_the_server_is_killed_in_mid_upload(daemon: Daemon, images: Path) -> Non
         assert client.receive(to="PUT").status >= 500
     with daemon.connect("tls") as client:
         assert client.get(f"/images/{ticket}").status >= 500
-    daemon.log.wait_for("qemu-nbd for .*crashed.qcow2 ended with status -9")
+    daemon.log.wait_for("qemu-nbd for .*crashed.vmdk ended with status -9")
     daemon.remove(ticket)
 
 
@@ -404,13 +404,15 @@ def test_an_image_whose_data_is_elsewhere_is_refused(
     assert not children(daemon)
 
 
-def test_what_qemu_nbd_says_is_logged(client: Connection, daemon: Daemon, images: Path) -> None:
+def test_what_qemu_nbd_says_is_logged(make_daemon: MakeDaemon, images: Path) -> None:
+    daemon = make_daemon(backend_file={"qcow2": "qemu-nbd"})
     image = create(images / "broken.qcow2")
     with image.open("r+b") as file:
         file.seek(40)
         file.write(b"\xff" * 8)  # the offset of its first table
     ticket = daemon.add_ticket(image, SIZE, format="qcow2")
-    assert client.get(f"/images/{ticket}").status == 422
+    with daemon.connect("tls") as client:
+        assert client.get(f"/images/{ticket}").status == 422
     daemon.log.wait_for("storage failed: open .*broken.qcow2.*qemu-nbd: .*L1")
     assert not list(daemon.directory.glob("qemu-nbd-*"))
 

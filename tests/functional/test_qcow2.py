@@ -29,11 +29,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(certificates: Certificates, images: Path) -> Iterator[Daemon]:
-    config: dict[str, dict[str, object]] = {
-        "backend_nbd": {"allowed_paths": images},
-        "backend_file": {"qcow2": "native"},
-    }
-    with Daemon(certificates, config) as daemon:
+    with Daemon(certificates, {"backend_nbd": {"allowed_paths": images}}) as daemon:
         yield daemon
 
 
@@ -131,9 +127,8 @@ def is_locked(image: Path) -> bool:
 def test_a_daemon_that_ends_leaves_a_sound_image(certificates: Certificates, images: Path) -> None:
     """Its ticket is there, nobody has flushed; the next daemon opens the image itself, too."""
     image = create(images / "ended")
-    config: dict[str, dict[str, object]] = {"backend_file": {"qcow2": "native"}}
     for number in range(2):
-        with Daemon(certificates, config) as daemon, daemon.connect("tls") as client:
+        with Daemon(certificates) as daemon, daemon.connect("tls") as client:
             ticket = daemon.add_ticket(image, SIZE, format="qcow2")
             assert client.put_at(f"/images/{ticket}?flush=n", number * MiB, pattern(MiB)).status == 200
             daemon.log.wait_for(f"{image} is opened by the daemon itself")

@@ -25,7 +25,7 @@ from tests.support.processes import open_files
 SECTOR = 512
 
 #: Who opens images in the format qcow2: the option of the daemon, in all tests that have no other.
-QCOW2 = os.environ.get("IMAGEIO_TEST_QCOW2", "qemu-nbd")
+QCOW2 = os.environ.get("IMAGEIO_TEST_QCOW2", "native")
 
 needs = pytest.mark.needs
 

@@ -149,14 +149,14 @@ async def chunked(request: pytest.FixtureRequest, world: World) -> Client:
 
 @pytest.fixture
 def make_nbd_daemon(certificates: Certificates) -> Iterator[MakeNbdDaemon]:
-    """Start a daemon of the test's own with an NBD service."""
+    """Start a daemon of the test's own with an NBD service: with these options of it, and other sections."""
     with ExitStack() as cleanup:
 
-        def make(**options: object) -> tuple[Daemon, str]:
+        def make(sections: dict[str, Section] | None = None, **options: object) -> tuple[Daemon, str]:
             address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
             cleanup.callback(Path(address).unlink, missing_ok=True)
             nbd = {"enable": True, "host": "localhost", "port": 0, "socket": address, **options}
-            config: dict[str, Section] = {"nbd": nbd}
+            config: dict[str, Section] = {"nbd": nbd, **(sections or {})}
             return cleanup.enter_context(Daemon(certificates, config)), address
 
         yield make

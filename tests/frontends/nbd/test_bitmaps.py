@@ -82,9 +82,9 @@ def nbd_daemon(certificates: Certificates) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def native_daemon(certificates: Certificates) -> Iterator[Daemon]:
-    """A daemon that opens images in the format qcow2 itself."""
-    with Daemon(certificates, nbd_config() | {"backend_file": {"qcow2": "native"}}) as daemon:
+def qemu_daemon(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that has a qemu-nbd open images in the format qcow2."""
+    with Daemon(certificates, nbd_config() | {"backend_file": {"qcow2": "qemu-nbd"}}) as daemon:
         yield daemon
 
 
@@ -118,13 +118,13 @@ def require_refused(served: Served, bitmap: str, words: str) -> None:
     assert words in run("qemu-img", "map", "--image-opts", f"{options},x-dirty-bitmap={bitmap}", fails=True)
 
 
-@pytest.fixture(params=["file", "native file", "server"])
+@pytest.fixture(params=["file", "file of qemu-nbd", "server"])
 def served(
-    request: pytest.FixtureRequest, nbd_daemon: Daemon, native_daemon: Daemon, disk: Path, server: NbdServer
+    request: pytest.FixtureRequest, nbd_daemon: Daemon, qemu_daemon: Daemon, disk: Path, server: NbdServer
 ) -> Served:
     """The disk by a ticket for its file, which has bitmap a, or for a server, which has both."""
     if request.param != "server":
-        daemon = native_daemon if request.param == "native file" else nbd_daemon
+        daemon = nbd_daemon if request.param == "file" else qemu_daemon
         return serve(daemon, disk, format="qcow2", bitmap="a")
     return serve(nbd_daemon, server.url)
 

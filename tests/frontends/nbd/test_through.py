@@ -35,7 +35,7 @@ def image(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def connect(make_nbd_daemon: MakeNbdDaemon) -> Connect:
-    daemon, address = make_nbd_daemon()
+    daemon, address = make_nbd_daemon({"backend_file": {"qcow2": "qemu-nbd"}})
 
     async def make(path: Path, **fields: object) -> Client:
         ticket = daemon.add_ticket(path, SIZE, sparse=True, **fields)
