@@ -113,7 +113,7 @@ class Exchange:
         The inactivity timeout of the ticket is in force from now on. Raises TooManyConnections, Forbidden.
         """
         if transfer not in self._transfers:
-            end = partial(self._loop.call_soon_threadsafe, partial(self._end, transfer))
+            end = partial(self._loop.call_soon_threadsafe, self._end, transfer)
             transfer.connections.add(self, end, service=self.service, client=self.peer, doing=self._doing)
             for old in [old for old in self._transfers if old.permission.canceled]:
                 old.connections.remove(self)
