@@ -89,13 +89,6 @@ class CompletionQueue:
         self._pending[cookie] = pending
         return pending.future
 
-    def close(self, handle: Any, name: str) -> "asyncio.Future[Any]":
-        """Start to close a handle; see submit()."""
-        return self.submit(
-            Submission(lib.IOU_CLOSE, name),
-            lambda queue, cookie: lib.iou_submit(queue, cookie, handle, lib.IOU_CLOSE, 0, 0, 0, ffi.NULL, 0, ffi.NULL),
-        )
-
     async def drain(self) -> None:
         """Wait until no operation is pending."""
         while self._pending:
@@ -146,8 +139,13 @@ class CompletionQueue:
     def _abandon(self, pending: Submission, completion: Any) -> None:
         if completion.error and completion.error != errno.ECANCELED:
             log.warning("%s", _failure(pending, completion))
-        if completion.handle:
-            self.close(completion.handle, pending.name)
+        if handle := completion.handle:
+            self.submit(
+                Submission(lib.IOU_CLOSE, pending.name),
+                lambda queue, cookie: lib.iou_submit(
+                    queue, cookie, handle, lib.IOU_CLOSE, 0, 0, 0, ffi.NULL, 0, ffi.NULL
+                ),
+            )
 
 
 def _failure(pending: Submission, completion: Any) -> Error:
