@@ -23,30 +23,27 @@ class Liveness:
 
     def __init__(self, look: Callable[[], object]) -> None:
         self._look = look
-        self._asked: Future[object] | None = None
+        self._asked: Future[object] = Future()
+        self._asked.set_result(None)  # nothing waits
 
     def ask(self) -> bool:
         """Ask the lanes, and return whether they have answered the call before.
 
         If they have not, this does not ask again, so that at most one question waits. Raises what `look` has raised.
         """
-        if self._asked is not None:
-            if not self._asked.done():
-                return False
-            self._asked.result()
+        if not self._asked.done():
+            return False
+        self._asked.result()
         self._asked = start_thread(self._look)
         return True
 
     async def answered(self, timeout: float) -> bool:
-        """Ask the lanes, and return whether they answer within `timeout` seconds."""
+        """Ask the lanes, and return whether they answer within `timeout` seconds. Raises what ask() raises."""
         self.ask()
-        asked = self._asked
-        if asked is None:
-            return True
-        answer = asyncio.wrap_future(asked)
-        await asyncio.wait([answer], timeout=timeout)
+        answer = asyncio.wrap_future(self._asked)
+        done, _ = await asyncio.wait([answer], timeout=timeout)
         answer.cancel()  # which ends no thread
-        return asked.done()
+        return answer in done and answer.exception() is None
 
 
 class Health:

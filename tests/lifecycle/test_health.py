@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the daemon is ready, and why not."""
+"""When the daemon is ready, and why not; whether the lanes answer."""
 
+import errno
 import threading
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from imageio_daemon.errors import StorageError
 from imageio_daemon.lifecycle import health
 from imageio_daemon.lifecycle.health import Health, Liveness
 from imageio_daemon.net.accepting import Acceptor
@@ -62,3 +64,31 @@ async def test_lanes_that_hang_are_told_until_they_run_again(monkeypatch: pytest
     go_on.set()
     monkeypatch.setattr(health, "LANES_TIMEOUT", 20)
     assert await checked.checks() == FINE
+
+
+async def test_lanes_do_not_answer_while_a_lock_is_held() -> None:
+    lock = threading.Lock()
+
+    def look() -> None:
+        with lock:
+            pass
+
+    liveness = Liveness(look)
+    with lock:
+        assert liveness.ask()
+        assert not await liveness.answered(0.05)
+        threads = threading.active_count()
+        assert not liveness.ask()
+        assert threading.active_count() == threads  # no further one waits
+    assert await liveness.answered(20)
+    assert liveness.ask()
+
+
+async def test_call_that_raised_is_no_answer() -> None:
+    def look() -> None:
+        raise StorageError(errno.ENOMEM, "lanes", "look")
+
+    liveness = Liveness(look)
+    assert not await liveness.answered(20)
+    with pytest.raises(StorageError):
+        liveness.ask()
