@@ -36,7 +36,6 @@ def real_size(fd: int) -> int:
 
 
 real_fallocate = syscalls.fallocate
-real_blkzeroout = syscalls.blkzeroout
 real_ftruncate = os.ftruncate
 real_fdatasync = os.fdatasync
 real_lseek = os.lseek

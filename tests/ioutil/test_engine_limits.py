@@ -16,7 +16,6 @@ from .gate import Gate, gated_engine, submit_reads
 from .syscall_table import real_close, real_open, real_pwrite, replaced
 
 KiB = 1024
-SIZE = 256 * KiB
 
 # Quotas
 

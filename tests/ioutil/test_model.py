@@ -36,7 +36,6 @@ LONG = os.environ.get("IMAGEIO_TEST_LONG") == "1"
 pytestmark = [pytest.mark.timeout(3600)] if LONG else []
 
 KiB = 1024
-MiB = 1024 * KiB
 
 THREADS = 8
 TURNS = 2000 if LONG else 300  # operations of each thread

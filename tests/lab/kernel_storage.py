@@ -50,11 +50,6 @@ class ScsiDisk:
         self._disk = Path("/sys/class/scsi_disk", address)
         self._errors = Path("/sys/kernel/debug/scsi_debug", address, "error")
 
-    @property
-    def write_zeroes_max(self) -> int:
-        """Return the most bytes that one command zeroes; 0: the kernel writes zeros itself."""
-        return int((self._block / "queue/write_zeroes_max_bytes").read_text())
-
     def fail(self, command: int, sense: str, *, times: int = 1000) -> None:
         """Let a SCSI command end with sense key, ASC and ASCQ."""
         self._errors.write_text(f"2 -{times} {command:#x} 0 0 0x2 {sense}")

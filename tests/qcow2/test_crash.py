@@ -87,7 +87,6 @@ class Session:
         self.recorder = Recorder(path, data, device)
         self.history: defaultdict[int, list[Done]] = defaultdict(list)
         self.flushes: list[tuple[int, int]] = []
-        self.kinds_of_barriers: dict[int, str] = {}
 
     def run(self) -> None:
         failures: list[BaseException] = []

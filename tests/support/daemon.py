@@ -360,11 +360,6 @@ class Daemon:
         assert match is not None
         return int(match[1]) * 1024
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time that the process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _with_defaults(self, config: Mapping[str, Section]) -> dict[str, dict[str, object]]:
         certificates = self.certificates
         merged: dict[str, dict[str, object]] = {

@@ -24,8 +24,6 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
-FILESYSTEMS = ("ext4", "xfs", "btrfs", "ext2", "tmpfs")
-
 #: Sparse, so that only what is used takes space. mkfs.xfs wants at least 300 MiB, mkfs.btrfs 109.
 FILESYSTEM_SIZE = 400 * MiB
 

@@ -20,9 +20,6 @@ from tests.support.nbdoracle.limits import MAX_COMPACT_EXTENT
 
 from .requests import Request
 
-#: What begins a chunk of data, in bytes; see data().
-MAX_DATA_HEADER = EXTENDED.size + OFFSET.size
-
 
 class Replies(Protocol):
     """Make the replies of one connection."""
