@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zeros of one request that are longer than 2 GiB, 4 GiB and what other servers take at once: no old content is left.
 
-tests/lab/guest_large_zeros.py does the same on NFS, tests/ioutil/test_large_zeros.py on each storage.
+tests/lab/guest_large_zeros.py does the same on NFS, tests/frontends/nbd/test_storage.py on each storage.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The rate of a transfer, and the pauses that its average leaves out."""
+
 from imageio_daemon.transfers.traffic import SAMPLES, Pauses, Rate
 
 
