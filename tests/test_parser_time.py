@@ -88,7 +88,6 @@ from tests.support import nbd_payloads
 from tests.support.decoder import Decoder
 from tests.support.fakeceph import diff
 from tests.support.nbd_replies import Replies, Request
-from tests.support.nbd_replies import Violation as RepliesViolation
 
 pytestmark = pytest.mark.alone  # processors have caches and frequencies that other processes change
 
@@ -820,7 +819,7 @@ def take_replies_in_python(data: bytes) -> None:
 def take_replies(data: bytes) -> None:
     replies = Replies(structured=True, extended=False)
     replies.begin(Request(Command.READ, 0, len(data), memory=bytearray(len(data))))
-    with refusing(RepliesViolation):
+    with refusing(ServerViolation):
         replies.feed(data)
 
 
@@ -829,7 +828,7 @@ def take_statuses(data: bytes, contexts: int) -> None:
     request = Request(Command.BLOCK_STATUS, 0, 2**31)
     replies.begin(request, most=2**17)
     size = len(data) // contexts // 8 * 8
-    with refusing(RepliesViolation):
+    with refusing(ServerViolation):
         for number in range(1, contexts + 1):
             payload = struct.pack(">I", number) + data[:size]
             header = struct.pack(">IHHQI", constants.CHUNK, number == contexts, 5, 1, len(payload))

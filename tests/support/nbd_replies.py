@@ -8,6 +8,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+from imageio_daemon.nbdproto.client_negotiation import ServerViolation
 from imageio_daemon.nbdproto.constants import Command
 
 _TREE = Path(__file__).resolve().parents[2]
@@ -18,10 +19,6 @@ _SOURCES = (
     "ioutil_ext/durable/ranges.c",
     "ioutil_ext/durable/blocks.c",
 )
-
-
-class Violation(Exception):
-    """The server has violated the protocol."""
 
 
 class _Extent(ctypes.Structure):
@@ -87,10 +84,10 @@ class Replies:
         return header.raw[: size.value]
 
     def feed(self, data: bytes, step: int = 1 << 30) -> None:
-        """Let the parser receive bytes, at most `step` at once. Raises Violation."""
+        """Let the parser receive bytes, at most `step` at once. Raises ServerViolation."""
         violation = _library().client_feed(self._client, data, len(data), step)
         if violation is not None:
-            raise Violation(violation.decode())
+            raise ServerViolation(violation.decode())
 
     @property
     def ended(self) -> list[Request]:
