@@ -45,7 +45,11 @@ class FileBackend(EngineImage):
             log.info("no direct I/O on %s: through the page cache", path)
         if writable:
             tell_writers(info, path, shared=shared)
-        return cls(engine, handle, path, await _lasting(info))
+        try:
+            return cls(engine, handle, path, await _lasting(info))
+        except BaseException:
+            await engine.submit(lib.IOU_CLOSE, handle, name=path)
+            raise
 
     @property
     def info(self) -> BackendInfo:
@@ -93,11 +97,16 @@ async def opened(engine: Engine, opening: "asyncio.Future[Any]", op: Operation, 
     except asyncio.CancelledError:
         op.cancel()
         engine.cancel_queued()
-        # Storage must have closed the image before this returns: the removal of a ticket waits for it.
-        await asyncio.wait([opening])
-        if opening.exception() is None:
-            await engine.submit(lib.IOU_CLOSE, opening.result(), name=path)
+        # Storage must have closed the image before this returns: the removal of a ticket waits for it. A task that is
+        # cancelled once more leaves the close behind.
+        await asyncio.shield(_close_opened(engine, opening, path))
         raise
+
+
+async def _close_opened(engine: Engine, opening: "asyncio.Future[Any]", path: str) -> None:
+    await asyncio.wait([opening])
+    if opening.exception() is None:
+        await engine.submit(lib.IOU_CLOSE, opening.result(), name=path)
 
 
 def tell_writers(info: Any, path: str, *, shared: bool) -> None:

@@ -5,19 +5,20 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imageio_daemon.storage import completion_queue, completions
+from imageio_daemon.storage import completion_queue, completions, file
 from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
-from tests.support.polling import eventually
+from tests.support.polling import eventually, eventually_async
 from tests.support.syscalls import FALLOC_FL_PUNCH_HOLE
 
 
@@ -162,3 +163,48 @@ async def test_open_of_a_task_that_is_cancelled_as_it_succeeds_is_closed(
     await last
     await engine.submit(lib.IOU_STAT, handle)
     assert len(os.listdir("/proc/self/fd")) == fds
+
+
+async def test_open_of_a_task_that_is_cancelled_before_the_identity_is_known_is_closed(
+    engine: Engine, handle: Any, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def hang(_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(file, "_lasting", hang)
+    fds = len(os.listdir("/proc/self/fd"))
+    task = asyncio.create_task(FileBackend.open(engine, str(image), writable=False))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+async def test_open_that_hangs_is_closed_in_the_end_although_its_task_is_cancelled_twice(
+    engine: Engine, handle: Any, image: Path
+) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    hangs, ends = threading.Event(), threading.Event()
+    opened: list[int] = []
+
+    def hang(path: str, flags: int) -> int:
+        hangs.set()
+        ends.wait(30)
+        opened.append(os.open(path, flags))
+        return opened[0]
+
+    with replaced(open=hang):
+        task = asyncio.create_task(FileBackend.open(engine, str(image), writable=False))
+        await eventually_async(hangs.is_set)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ends.set()
+        await eventually_async(lambda: opened and len(os.listdir("/proc/self/fd")) == fds)
+        await engine.submit(lib.IOU_STAT, handle)
