@@ -165,6 +165,24 @@ async def test_an_open_that_is_cancelled_leaves_no_connection(server: FakeNbd, o
     await eventually_async(lambda: server.ended == 3)
 
 
+async def test_an_open_whose_session_cannot_begin_leaves_nothing(
+    engine: Engine, server: FakeNbd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def invalid(session: nbd_session.Session) -> object:
+        told, kept = for_c(session)
+        told.count = 0
+        return told, kept
+
+    for_c = nbd_session.Session.for_c
+    monkeypatch.setattr(nbd_session.Session, "for_c", invalid)
+    await server.start()
+    fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StorageError, match="begin a session"):
+        await NbdBackend.open(engine, server.address, OPTIONS, connections=2, writable=True)
+    await eventually_async(lambda: server.ended == 2)
+    await eventually_async(lambda: len(os.listdir("/proc/self/fd")) == fds)
+
+
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "default"])
 def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch

@@ -73,8 +73,12 @@ class NbdClient:
         except StorageError:
             session.leave()
             raise
+        try:
+            self._begin(session)
+        except StorageError:
+            self.free()
+            raise
         self._loop.add_reader(lib.iou_nbd_client_fd(self.handle), self._look)
-        self._begin(session)
 
     @property
     def state(self) -> Any:
