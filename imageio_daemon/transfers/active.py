@@ -2,7 +2,7 @@
 """Which transfers are active, and which may become active: all, those of a drain, or a limited number."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..errors import TooManyTransfers, Unavailable
 from .transfer import Transfer
@@ -34,25 +34,45 @@ def in_use(transfer: Transfer) -> bool:
 
 
 class AtWork:
-    """Keep at most `most` transfers active. 0 is no limit.
+    """Keep at most `most` of the transfers active. 0 is no limit, as at first.
 
     A transfer is active from its first request until it has paused; see in_use().
     """
 
-    def __init__(self, most: int = 0) -> None:
-        #: The limit, which can be changed. Active transfers go on.
-        self.most = most
-        self._begun: dict[Transfer, float] = {}  # when each has begun, in seconds
+    def __init__(self, transfers: Mapping[str, Transfer]) -> None:
+        self._transfers = transfers
+        self._most = 0
+        self._begun: dict[Transfer, float] = {}  # when each has begun, in seconds; empty without a limit
+
+    @property
+    def most(self) -> int:
+        """Return the limit."""
+        return self._most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        """Change the limit. Active transfers go on."""
+        if not most:
+            self._begun = {}
+        elif not self._most:
+            begun = time.monotonic() - PAUSE
+            self._begun = {one: begun for one in self._transfers.values() if _has_begun(one) and in_use(one)}
+        self._most = most
 
     def require(self, transfer: Transfer) -> None:
         """Let a transfer be active. Raises TooManyTransfers if it is not active yet and the limit is reached."""
-        if not self.most or transfer in self._begun:
+        if not self._most or transfer in self._begun:
             return
         now = time.monotonic()
         self._begun = {one: then for one, then in self._begun.items() if _works(one, now - then)}
-        if len(self._begun) >= self.most:
-            raise TooManyTransfers(f"Too many transfers, the limit is {self.most}")
+        if len(self._begun) >= self._most:
+            raise TooManyTransfers(f"Too many transfers, the limit is {self._most}")
         self._begun[transfer] = now
+
+
+def _has_begun(transfer: Transfer) -> bool:
+    """Tell whether a transfer has a request or a connection, or has had a request."""
+    return transfer.in_use or transfer.permission.used > 0
 
 
 def _works(transfer: Transfer, seconds: float) -> bool:

@@ -70,7 +70,7 @@ class TransferStore:
         #: The transfers that go on, while the store drains.
         self.drain: Drain | None = None
         #: The transfers that may be active.
-        self.at_work = AtWork()
+        self.at_work = AtWork(self._transfers)
         #: What storage has done for all transfers, by the kind of their images.
         self.totals: Sums[str, Transfer, Totals] = Sums(Totals(), Transfer.totals)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transfers go on while the store drains."""
+"""Which transfers go on while the store drains, and when a limit is set."""
 
 import pytest
 
-from imageio_daemon.errors import Forbidden, Unavailable
+from imageio_daemon.errors import Forbidden, TooManyTransfers, Unavailable
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.transfers.active import PAUSE
 from imageio_daemon.transfers.store import TransferStore
@@ -103,3 +103,26 @@ async def test_no_ticket_is_installed(store: TransferStore) -> None:
     store.begin_drain()
     with pytest.raises(Unavailable):
         await store.install(ticket("a"))
+
+
+async def test_transfers_that_are_active_when_a_limit_is_set_go_on_and_count(
+    store: TransferStore, clock: Clock
+) -> None:
+    for name in ("a", "b"):
+        with store.add(ticket(name)).track(Access.WRITE):
+            clock.now += 1
+    store.add(ticket("c"))
+    store.at_work.most = 1
+    for name in ("b", "a"):
+        store.authorize(name, Access.READ)
+    with pytest.raises(TooManyTransfers):
+        store.authorize("c", Access.READ)
+
+
+async def test_ticket_that_nobody_has_used_is_not_active_when_a_limit_is_set(store: TransferStore) -> None:
+    for name in ("a", "b"):
+        store.add(ticket(name))
+    store.at_work.most = 1
+    store.authorize("b", Access.READ)
+    with pytest.raises(TooManyTransfers):
+        store.authorize("a", Access.READ)
