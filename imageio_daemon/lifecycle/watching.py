@@ -84,9 +84,12 @@ async def purge_expired(store: TransferStore, seconds: float) -> None:
     that nobody can extend a ticket between its check and its cancel.
     """
     for transfer in store.all():
+        ticket_id = transfer.ticket.ticket_id
         if transfer.permission.expired_for < seconds or transfer.running:
             continue
+        if store.get(ticket_id) is not transfer:  # replaced during the removal of another
+            continue
         try:
-            await store.remove(transfer.ticket.ticket_id, 0, EXPIRED)
+            await store.remove(ticket_id, 0, EXPIRED)
         except Error as e:
             log.warning("transfer %s: its expired ticket is not removed: %s", transfer.ticket.log_name, e)

@@ -2,8 +2,10 @@
 """Tickets that have expired long ago are removed."""
 
 import asyncio
+import dataclasses
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,27 @@ async def test_ticket_whose_request_runs_is_not_removed(store: TransferStore, cl
         clock.now += 2 * DAY
         await purge_expired(store, DAY)
         assert store.get("secret") is transfer
+
+
+async def test_ticket_that_replaces_an_expired_one_during_a_removal_lives_on(
+    store: TransferStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remove_slowly(*args: Any) -> None:
+        if store.get("other") is expired:
+            store.add(other)
+        await remove(*args)
+
+    other = dataclasses.replace(ticket("other", timeout=300), url="file:///other")
+    store.add(ticket(timeout=300))
+    expired = store.add(other)
+    clock.now += 2 * DAY
+    remove = store.remove
+    monkeypatch.setattr(store, "remove", remove_slowly)
+    await purge_expired(store, DAY)
+    assert store.get("secret") is None
+    replacing = store.get("other")
+    assert replacing is not None
+    assert replacing.permission.valid
 
 
 async def test_ticket_that_cannot_be_removed_is_told_and_stays(
