@@ -37,6 +37,7 @@ from .runtime.degraded import Degraded, Feature
 from .runtime.logs import LogLevel
 from .runtime.served import Served
 from .runtime.state_watch import StateWatch
+from .runtime.unawaited import tell_failure
 from .storage.buffers import BufferPool
 from .storage.engine import Engine, async_io_error
 from .storage.qemu import leftovers
@@ -107,6 +108,8 @@ class Daemon:
         log.info("ready")
         watches = [asyncio.create_task(watch) for watch in self._watches()]
         telling = asyncio.create_task(self._lanes.records.run())
+        for task in (*watches, telling):
+            task.add_done_callback(tell_failure)
         await self._ends.wait()
         for watch in watches:
             watch.cancel()

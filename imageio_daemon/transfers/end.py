@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ..errors import InUse, TooManyTickets
 from ..runtime import logs
+from ..runtime.unawaited import tell_failure
 from .permission import Permission
 from .ticket import Ticket
 from .traffic import Traffic
@@ -55,6 +56,7 @@ class TransferEnd:
         """Start to wait for the end. The cancel calls this once."""
         self.settle()
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(tell_failure)
 
     def settle(self) -> None:
         """Complete the first step if nothing runs and the image is not being opened."""

@@ -751,6 +751,20 @@ async def test_connections_are_told_that_the_transfer_is_cancelled(transfer: Tra
         transfer.connections.add("late")
 
 
+async def test_bug_that_keeps_a_transfer_from_its_end_is_told(
+    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(str(context["exception"])))
+    monkeypatch.setattr(transfer._image, "close", fail)
+    transfer.cancel()
+    async with asyncio.timeout(10):
+        assert await told == "a bug"
+
+
 # Expired and not used
 
 
