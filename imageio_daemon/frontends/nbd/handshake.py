@@ -20,6 +20,7 @@ from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
 from ...runtime import logs
 from ...runtime.request_activity import begin as begin_work
+from ...runtime.unawaited import tell_failure
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from . import exports
@@ -102,6 +103,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         # A mounted disk may be idle for hours. Only TCP keep-alive probes find out that its client is gone (tcp(7)).
         keep_alive(self._transport.get_extra_info("socket"))
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(tell_failure)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         """Return the memory for the next receive."""
@@ -146,6 +148,9 @@ class ServerHandshake(asyncio.BufferedProtocol):
             self._drop(str(e))
         except asyncio.CancelledError:
             self._leave()
+            raise
+        except Exception:
+            self._drop("it failed unexpectedly")
             raise
 
     async def _negotiate(self) -> None:

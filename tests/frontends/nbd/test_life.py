@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import Forbidden
-from imageio_daemon.frontends.nbd import handshake
+from imageio_daemon.frontends.nbd import exports, handshake
 from imageio_daemon.lanes import shared
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
@@ -73,6 +73,20 @@ async def test_image_that_cannot_be_opened_is_said_so_and_logged(
     assert "nowhere" not in str(e.value)
     assert "/nowhere/image" in caplog.text
     await client.go("disk")
+
+
+async def test_bug_ends_the_negotiation_and_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ValueError("a bug")
+
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+    monkeypatch.setattr(exports, "find", fail)
+    client = await world.connect()
+    client.writer.write(GO)
+    assert await client.at_end()
+    await world.rest()
+    assert told == ["a bug"]
 
 
 async def test_negotiation_tries_to_open_an_image_once_until_it_is_refused(world: World) -> None:
