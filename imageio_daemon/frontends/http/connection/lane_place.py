@@ -56,7 +56,11 @@ class LanePlace:
             else:
                 served.set_result(True)
 
-        self.wait(transfer, seconds, granted, lambda: served.set_result(False))
+        def expired() -> None:
+            if not served.done():  # it is if the task was cancelled in this step of the loop
+                served.set_result(False)
+
+        self.wait(transfer, seconds, granted, expired)
         try:
             if not await served:
                 raise busy()
