@@ -38,8 +38,8 @@ class Poller:
         `callback` is also called at the end of the stream, and after an error of the socket. Raises OSError.
         """
         change = self._epoll.modify if fd in self._callbacks else self._epoll.register
-        self._callbacks[fd] = callback
         change(fd, wanted)
+        self._callbacks[fd] = callback
 
     def forget(self, fd: int) -> None:
         """Stop watching a socket, if it is watched. Call this before the socket is closed."""
@@ -52,18 +52,18 @@ class Poller:
         Discards what the peer still sends. With unread data, close(2) would reset the connection, and the peer could
         lose the last bytes that were sent to it.
         """
-        try:
+        lingers = False
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            sock.close()
-            return
-        if self._epoll.closed:
+            if not self._epoll.closed:
+                self.watch(sock.fileno(), READABLE, lambda: self._discard(sock))
+                lingers = True
+        if not lingers:
             sock.close()
             return
         if len(self._lingering) >= MOST_LINGERING:
             self._end(next(iter(self._lingering)))
         self._lingering[sock] = self.loop.call_later(LINGER, self._end, sock)
-        self.watch(sock.fileno(), READABLE, lambda: self._discard(sock))
 
     def _discard(self, sock: socket.socket) -> None:
         data = b""

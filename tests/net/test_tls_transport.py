@@ -551,6 +551,16 @@ async def test_socket_that_is_reset_is_closed() -> None:
     watching.close()
 
 
+async def test_socket_that_cannot_be_watched_is_closed() -> None:
+    watching = Poller(asyncio.get_running_loop())
+    ours, theirs = await _tcp_pair()
+    watching._epoll.register(ours.fileno())  # so that no second time is possible
+    watching.linger(ours)
+    assert ours.fileno() == -1
+    watching.close()
+    theirs.close()
+
+
 async def test_one_callback_may_end_another_watch() -> None:
     watching = Poller(asyncio.get_running_loop())
     pairs = [await _tcp_pair() for _ in range(2)]
