@@ -87,10 +87,18 @@ class CompressedFile(StreamTarget):
     def finish(self) -> None:
         """End the compressed stream, and rename the file."""
         super().finish()
-        self._file.close()
+        self._close()
         self._part.publish()
 
     def abandon(self) -> None:
         """Remove the file."""
-        self._file.close()
-        self._part.remove()
+        try:
+            self._close()
+        finally:
+            self._part.remove()
+
+    def _close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as e:  # some file systems tell only now that there is no room
+            raise LocalError(f"can't write {self._part.path}: {e.strerror}") from e

@@ -101,9 +101,13 @@ class PartFile:
 
     def remove(self) -> None:
         """Remove the file, unless it was renamed."""
-        if self._fd >= 0 and self._is_there(self._fd):
-            self.path.unlink()
-        self._close()
+        try:
+            if self._fd >= 0 and self._is_there(self._fd):
+                self.path.unlink()
+        except OSError as e:
+            raise LocalError(f"can't remove {self.path}: {e.strerror}") from e
+        finally:
+            self._close()
 
     def _require_writable(self, path: Path) -> None:
         """Open the file that will be replaced, by the given name, as a write would. Raises OSError, LocalError.

@@ -254,6 +254,21 @@ def test_owner_that_cant_be_kept_is_told_before_anything_is_written(everybodys: 
 
 
 @needs_root
+def test_part_that_cant_be_removed_is_told_and_unlocked(everybodys: Path) -> None:
+    os.seteuid(NOBODY)
+    try:
+        part = PartFile(everybodys / "copy")
+        os.seteuid(0)
+        os.chmod(everybodys, 0o755)
+        os.seteuid(NOBODY)
+        with pytest.raises(LocalError, match=r"can't remove .*copy\.part: Permission denied"):
+            part.remove()
+    finally:
+        os.seteuid(0)
+    PartFile(everybodys / "copy").remove()
+
+
+@needs_root
 def test_file_that_may_not_be_written_is_not_replaced(everybodys: Path) -> None:
     copy = everybodys / "copy"
     copy.touch()
@@ -265,6 +280,14 @@ def test_file_that_may_not_be_written_is_not_replaced(everybodys: Path) -> None:
             NewFile(copy)
     finally:
         os.seteuid(0)
+
+
+def test_compressed_file_that_cant_be_closed_is_told_and_removed(tmp_path: Path) -> None:
+    new = CompressedFile(tmp_path / "copy.gz", "gz")
+    os.close(new._file.fileno())
+    with pytest.raises(LocalError, match=r"can't write .*copy\.gz\.part: Bad file descriptor"):
+        new.abandon()
+    assert not list(tmp_path.iterdir())
 
 
 def test_attribute_that_cant_be_kept_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
