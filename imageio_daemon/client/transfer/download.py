@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download of a remote image to a local target."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from ...image.extents import Extent, ExtentList
 from ...image.ranges import RangeSet
 from ...units import MiB
-from ..errors import ChecksumMismatch, ClientError, Refused, StateMismatch
+from ..errors import ChecksumMismatch, ClientError, LocalError, Refused, StateMismatch
 from ..local.source import Source
 from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.remote_image import RemoteImage
@@ -29,6 +30,8 @@ from .record import DOWNLOAD, Record, States
 from .transfer_connections import TransferConnections
 from .transfer_options import DownloadOptions
 from .verification import no_checksum
+
+log = logging.getLogger(__name__)
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket took, in 7 alternating runs,
 #: 2.15 and 1.49 s with 1 MiB, 1.96 and 1.31 s with 2 MiB, 1.82 and 1.22 s with 4 MiB; in later runs 1.79 and 1.42 s
@@ -123,8 +126,6 @@ class Download:
             raise
         finally:
             self._record.release()
-            if self._manifest is not None:
-                self._manifest.abandon()
             if self._earlier is not None:
                 self._earlier.close()
 
@@ -207,6 +208,17 @@ class Download:
         return Record(states=States(directory, identity, self._session.url, self._size, DOWNLOAD))
 
     def _leave(self, error: BaseException) -> None:
+        """Close the target and the manifest. What fails here is logged, because `error` is the reason."""
+        closing: list[Callable[[], None]] = [partial(self._leave_target, error)]
+        if self._manifest is not None:
+            closing.append(self._manifest.abandon)
+        for close in closing:
+            try:
+                close()
+            except LocalError as e:
+                log.warning("%s", e)
+
+    def _leave_target(self, error: BaseException) -> None:
         """Close the target, and keep what it has if the next download can continue with it."""
         checkpoints = self._checkpoints
         if isinstance(error, ChecksumMismatch | StateMismatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import LocalError, Refused, Settings, checksum, download, extents, info
+from imageio_daemon.client.local.part_file import PartFile
 from imageio_daemon.client.local.target import NewFile
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon
@@ -146,6 +147,18 @@ def test_failure_leaves_no_file(daemon: Daemon, tls: Settings, copy: Path) -> No
     with pytest.raises(Refused, match="403"):
         download(daemon.url("no-such-ticket"), copy, settings=tls)
     assert os.listdir(copy.parent) == []
+
+
+def test_failure_is_told_also_if_the_part_cant_be_removed(
+    daemon: Daemon, tls: Settings, copy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: PartFile) -> None:
+        raise LocalError("can't remove it")
+
+    monkeypatch.setattr(PartFile, "remove", fail)
+    with pytest.raises(Refused, match="403"):
+        download(daemon.url("no-such-ticket"), copy, settings=tls)
+    assert "can't remove it" in caplog.text
 
 
 def test_directory_is_no_target(tls: Settings, url: str, tmp_path: Path) -> None:
