@@ -4,7 +4,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Self
 
 from ...image.extents import Extent
@@ -55,7 +55,12 @@ class Image:
         # Connect all of them now. A later connect then means that a connection was lost.
         connections = session.more(first, self.connections)
         with ThreadPoolExecutor(self.connections) as threads:
-            list(threads.map(RemoteImage.connect, connections[1:]))
+            try:
+                for connected in as_completed([threads.submit(other.connect) for other in connections[1:]]):
+                    connected.result()
+            except BaseException:  # also Ctrl-C: end the other threads, for which the pool waits
+                session.stop.stop()
+                raise
 
     def __enter__(self) -> Self:
         return self

@@ -8,14 +8,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon import client
-from imageio_daemon.client import ClientError, FlushFailed, Refused, Settings, Temporary, WritesLost
-from imageio_daemon.client.errors import Usage
+from imageio_daemon.client import ClientError, FlushFailed, Refused, ServerFailed, Settings, Temporary, WritesLost
+from imageio_daemon.client.errors import Stopped, Usage
 from imageio_daemon.client.handle.image import MAX_WRITE
+from imageio_daemon.client.server.remote_image import RemoteImage
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import PROJECT, Daemon, MakeDaemon
@@ -140,6 +142,26 @@ def test_image_that_cannot_be_opened_is_told(daemon: Daemon, tls: Settings) -> N
 
 
 # The end
+
+
+def test_connection_that_fails_ends_the_wait_for_the_others(
+    daemon: Daemon, settings: Settings, target: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_begun, stopped = threading.Barrier(3), []
+
+    def connect(image: RemoteImage) -> None:
+        if not all_begun.wait(10):
+            raise ServerFailed("no more connections")
+        try:
+            image.connection._stop.sleep(5)
+        except Stopped:
+            stopped.append(image)
+            raise
+
+    monkeypatch.setattr(RemoteImage, "connect", connect)
+    with pytest.raises(ServerFailed, match="no more connections"):
+        client.open(daemon.url(target.ticket), settings=replace(settings, connections=4))
+    assert len(stopped) == 2
 
 
 def test_closed_image_does_nothing_more(image: client.Image) -> None:
