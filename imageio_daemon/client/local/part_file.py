@@ -38,10 +38,10 @@ class PartFile:
             self._directory = os.open(self.final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             take_over(self._fd, self.final)
         except OSError as e:
-            self.remove()
+            self.leave()
             raise self._failed(e) from e
         except LocalError:
-            self.remove()
+            self.leave()
             raise
 
     @property
@@ -71,6 +71,13 @@ class PartFile:
             raise self._failed(e) from e
         finally:
             self._close()
+
+    def leave(self) -> None:
+        """Close the file of an earlier download, as it is, or remove a new one."""
+        if self.is_earlier:
+            self._close()
+        else:
+            self.remove()
 
     def truncate(self, size: int) -> None:
         """Set the size of the file, in bytes."""

@@ -84,7 +84,7 @@ class NewFile(PartImage[LocalImage]):
         try:
             self._image = LocalImage(self._part.path)
         except LocalError:
-            self._part.remove()
+            self._part.leave()
             raise
 
     def resume(self, size: int) -> Source | None:

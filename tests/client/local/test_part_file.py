@@ -4,6 +4,7 @@
 import errno
 import fcntl
 import os
+import resource
 import stat
 import struct
 import tempfile
@@ -290,7 +291,13 @@ def test_compressed_file_that_cant_be_closed_is_told_and_removed(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_attribute_that_cant_be_kept_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left", [False, True])
+def test_attribute_that_cant_be_kept_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch, *, left: bool) -> None:
+    """What an earlier download has left stays."""
+    part = copy.with_name("copy.part")
+    if left:
+        part.write_bytes(b"left")
+        part.chmod(0o600)
     os.setxattr(copy, "user.origin", b"a host")
 
     def refuse(*_: object) -> None:
@@ -298,4 +305,20 @@ def test_attribute_that_cant_be_kept_is_told(copy: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "setxattr", refuse)
     with pytest.raises(LocalError, match=r"can't keep the attributes of .*: No space left"):
-        NewFile(copy)
+        NewFile(copy, continues=True)
+    assert part.exists() == left
+
+
+def test_part_that_cant_be_opened_again_stays_for_the_next_download(tmp_path: Path) -> None:
+    part = tmp_path / "copy.part"
+    part.write_bytes(b"left")
+    free, (soft, hard) = [os.open("/", os.O_PATH) for _ in range(2)], resource.getrlimit(resource.RLIMIT_NOFILE)
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))  # enough for it and its directory
+    try:
+        with pytest.raises(LocalError, match=r"can't open .*copy\.part: Too many open files"):
+            NewFile(tmp_path / "copy", continues=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert part.read_bytes() == b"left"
