@@ -4,6 +4,7 @@
 
 #include "nbd_client/request.h"
 #include "base/big_endian.h"
+#include "base/numbers.h"
 
 size_t request_header(const struct nbd_request *request, bool extended, char *header) {
     uint16_t flags = request->flags;
@@ -22,7 +23,7 @@ size_t request_header(const struct nbd_request *request, bool extended, char *he
 char *request_place(struct nbd_request *request, uint64_t offset, uint64_t length, const char **why) {
     uint64_t start = offset - request->offset; /* wraps around below the offset */
     *why = "data in a reply that may have none, or outside of what was asked for";
-    if (request->command != CMD_READ || length == 0 || start > request->length || length > request->length - start)
+    if (request->command != CMD_READ || length == 0 || !lies_in(start, length, request->length))
         return NULL;
     *why = "data that was there before";
     if (start < request->filled || ranges_overlap(&request->others, start, start + length))
@@ -39,7 +40,7 @@ static bool has_all_data(const struct nbd_request *request) {
     uint64_t end = request->filled;
     struct place place = {0};
     for (const iou_range *range; (range = blocks_next(&request->others, &place)) && range->start <= end;)
-        end = range->end > end ? range->end : end;
+        end = max_u64(end, range->end);
     return end == request->length && !request->others.lost;
 }
 

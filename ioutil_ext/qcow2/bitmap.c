@@ -33,8 +33,7 @@ static int refuse_bitmap(struct op *op, iou_qcow2_verdict *verdict, const char *
 
 /* Whether bytes lie inside of the file, behind the first cluster. */
 static bool is_inside_bitmap(const struct qcow2 *q, uint64_t offset, uint64_t bytes) {
-    uint64_t size = layer_size(q->file);
-    return offset >= q->cluster && is_aligned(offset, q->cluster) && offset <= size && bytes <= size - offset;
+    return offset >= q->cluster && is_aligned(offset, q->cluster) && lies_in(offset, bytes, layer_size(q->file));
 }
 
 /* Make sure that a whole row is in memory, as far as the directory goes. */

@@ -123,10 +123,9 @@ static iou_qcow2_judgment take_backing(struct header *header, const uint8_t *dat
     uint32_t size = get32(data + 16);
     if (!offset)
         return IOU_QCOW2_NATIVE; /* a size without an offset names nothing, for qemu, too */
-    if (offset < header->header_length || offset > cluster || !size || size > MAX_BACKING_NAME ||
-        size > cluster - offset)
+    if (offset < header->header_length || !size || size > MAX_BACKING_NAME || !lies_in(offset, size, cluster))
         return refuse(reason, "the name of the backing file has an invalid place or length");
-    if (size > length || offset > length - size)
+    if (!lies_in(offset, size, length))
         return refuse(reason, "the file ends before the name of its backing file");
     if (has_control((const char *)data + offset, size))
         return refuse(reason, "the name of the backing file has control characters");
