@@ -91,7 +91,6 @@ struct told {
 struct status {
     uint64_t start;
     uint32_t most, count;
-    const struct told *in_place; /* its runs are the records; NULL: they are made of all runs */
     struct told told[];
 };
 

@@ -47,8 +47,6 @@ struct status *status_new(const struct contexts *contexts, uint64_t tells, bool 
             .runs = wants ? runs : NULL,
         };
         runs += wants ? most : 0;
-        if (wants && in_place)
-            status->in_place = &status->told[i];
     }
     return status;
 }
@@ -87,17 +85,16 @@ bool status_add(struct status *status, struct told *told, uint64_t length, uint6
 
 /* ---- all contexts together -------------------------------------------------------------------------------------- */
 
-/* Let go of what records tell before start, and from `end` on; they tell something in between. Returns how many are
-   left. */
-static uint64_t cut_records(iou_extent *records, uint64_t count, uint64_t start, uint64_t end) {
-    uint64_t first = 0;
-    while (records[first].end <= start)
-        first++;
-    for (uint64_t i = first; first && i < count; i++)
-        records[i - first] = records[i];
-    for (count -= first; count > 1 && records[count - 2].end >= end;)
-        count--;
-    records[count - 1].end = min_u64(records[count - 1].end, end);
+/* Let go of what records tell before start, and from `end` on; they tell all in between. Returns how many are left. */
+static int64_t cut_records(iou_extent *records, uint64_t start, uint64_t end) {
+    const iou_extent *record = records;
+    int64_t count = 0;
+    while (record->end <= start)
+        record++;
+    do
+        records[count++] = *record;
+    while (record++->end < end);
+    records[count - 1].end = end;
     return count;
 }
 
@@ -133,8 +130,8 @@ int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, 
     uint32_t wanted = first_runs(status, at, &end);
     if (end <= start)
         return -EPROTO;
-    if (status->in_place)
-        return (int64_t)cut_records(extents, status->in_place->count, start, end);
+    if (wanted == 1 && at[0] == extents)
+        return cut_records(extents, start, end);
     for (; place < end; place = stop) {
         stop = end;
         uint64_t flags = flags_at(at, wanted, place, &stop);
