@@ -220,8 +220,8 @@ class Backend(Protocol):
         The record of durable ranges gets the ranges inside that of the operation, or all if its length is 0.
 
         After one failure every flush fails, because the storage may report success although data was lost (measured,
-        see ioutil_ext/README.md). Each kind of storage remembers the failure: files in io_flush_failed() of C, NBD in
-        nbd_flush_failed(). TransferImage remembers it after a close.
+        see ioutil_ext/README.md). Each kind of storage remembers the failure: files and qcow2 in io_flush_failed() of
+        C, NBD in flush_failed() of nbd_client/operations.c. TransferImage remembers it after a close.
         """
         ...
 

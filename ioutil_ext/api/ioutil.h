@@ -198,8 +198,7 @@ typedef struct {
 } iou_stats;
 
 /* Return 0 if direct I/O of lanes can be asynchronous, or the -errno for which the kernel refuses it: workers do it
- * then.
- */
+   then. */
 int iou_async_io(void);
 
 /*

@@ -11,7 +11,7 @@
  * CRC is the CRC-32 of all text before it in the first line, and in those below it of the text of the line before it,
  * from the CRC of the line before on; 8 hexadecimal digits. So a line is valid only behind those that it was written
  * behind. The second line, whose CRC is its own, is written in place after the lines that it counts are on stable
- * storage: a file that was cut short by somebody else has less. imageio_daemon/transfers/journal.py reads journals.
+ * storage: a file that was cut short by somebody else has less. imageio_daemon/image/journal.py reads journals.
  *
  * Functions return 0 or -errno. The owner has a lock.
  */

@@ -89,8 +89,7 @@ bool zero_is_unsupported(int error);
 bool zero_is_refused(const struct op *op, int error);
 
 /* Where the step ends that begins at start. Steps end at blocks, so that only the ends of the request cover one in
- * part.
- */
+   part. */
 uint64_t zero_step_end(const struct zeroing *z, uint64_t start, uint64_t end);
 
 /* Note in the completion that a method was used. */

@@ -88,8 +88,7 @@ struct op {
     uint64_t offset, length;
     void *buffer;
     uint64_t buffer_size;
-    uint64_t
-        tells; /* extents, of lanes: the flags that are wanted, of each bitmap its own; 0: what the flags above say */
+    uint64_t tells; /* extents, of lanes: the flags that are wanted, of each bitmap its own; 0: as `flags` says */
     iou_control *control;
     uint64_t submitted_at, started_at; /* started_at: 0: it has not begun */
     uint64_t turn_end;                 /* ns: the end of the turn */

@@ -130,8 +130,7 @@ struct lane_tasks {
     struct task *leader; /* it reads requests */
     uint32_t count;
 
-    pthread_mutex_t
-        lock; /* for the owner; guards all below. Taken before those of the engine, of counts, of the pool */
+    pthread_mutex_t lock; /* for the owner; guards all below. Before those of the engine, of counts, of the pool */
     struct link all;
     struct link spare; /* tasks that have ended */
     bool over;         /* the thread gives up the socket and the image: others do not use them any more */

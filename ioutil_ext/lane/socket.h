@@ -81,7 +81,7 @@ void lane_await_reader(struct iou_lane *lane);
 
 /* ---- receive.c -------------------------------------------------------------------------------------------------- */
 
-/* Receiving (receive.c). For the leader only, except the first two functions. */
+/* Receiving (receive.c). For the leader only, except socket_init() and socket_restore(). */
 
 #define LANE_STAGING ((uint64_t)IOU_LANE_MAX_STAGED)
 

@@ -53,7 +53,7 @@ bool lane_cuts(const struct iou_lane *lane) {
     return lane->kind->finishes ? lane_canceled(lane) : lane_refuses(lane);
 }
 
-/* ---- the end of the connection ----------------------------------------------------------------------------------- */
+/* ---- the end of the connection ---------------------------------------------------------------------------------- */
 
 void lane_wake(struct iou_lane *lane) {
     loop_interrupt(&lane->tasks.loop);

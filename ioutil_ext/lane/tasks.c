@@ -152,7 +152,7 @@ void lane_changed(struct iou_lane *lane) {
     waiters_wake(&served);
 }
 
-/* ---- the lane ---------------------------------------------------------------------------------------------------- */
+/* ---- the lane --------------------------------------------------------------------------------------------------- */
 
 void tasks_init(struct iou_lane *lane) {
     pthread_mutex_init(&lane->tasks.lock, NULL);

@@ -124,8 +124,7 @@ void reply_status(struct iou_lane *lane, const struct request *request, const io
 void read_run(struct task *task, const struct request *request);
 void read_status(struct task *task, const struct request *request);
 
-/* ---- receiving; for the leader only ---------------------------------------------------------------------------------
- */
+/* ---- receiving; for the leader only ----------------------------------------------------------------------------- */
 
 /*
  * Receive a request and its payload. The pieces of a WRITE's payload are written, except the last one, which is left in

@@ -13,7 +13,7 @@ extern const struct image_ops QCOW2_IMAGE;
 
 /* ---- prompt.c --------------------------------------------------------------------------------------------------- */
 
-/* Whether a fiber can run the operation without keeping its thread . */
+/* Whether a fiber can run the operation without keeping its thread. */
 bool prompt_is(const struct op *op);
 
 /* ---- extents.c -------------------------------------------------------------------------------------------------- */

@@ -58,10 +58,7 @@ struct mapping {
  */
 int map_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t length, struct mapping *mapping);
 
-/*
- * Pin the slice that has the entry of a guest's cluster; NULL: there is no table for it. May let go of the lock, but
- * not between the look at the L1 table, which *l1 gets, and the end.
- */
+/* Pin the slice that has the entry of a guest's cluster; NULL: there is no table for it. May let go of the lock. */
 int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **slice);
 
 /* The kind of a standard entry. -EIO: it cannot be right. */

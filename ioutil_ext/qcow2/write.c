@@ -4,9 +4,9 @@
  * The ways to write:
  *
  *   in place   into a cluster that nobody else has: one write, no table changes;
- *   fresh      what was there reads as zeros, and so does the new cluster: it is linked, then it is as above. Nothing
- * is copied, and a second writer of the cluster waits for nothing; copy       else: the whole cluster is written
- * elsewhere, and linked then (copy.c).
+ *   fresh      what was there reads as zeros, and so does the new cluster: it is linked, then it is as above.
+ *              Nothing is copied, and a second writer of the cluster waits for nothing;
+ *   copy       else: the whole cluster is written elsewhere, and linked then (copy.c).
  *
  * Changes of the same bytes come one after the other (image/admission.c); those of other bytes of a cluster do not.
  */

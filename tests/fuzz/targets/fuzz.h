@@ -49,12 +49,12 @@ void bytes_free(struct bytes *bytes);
  */
 void expand(struct input input, struct bytes *stream, size_t most);
 
-/* ---- httplane.c -------------------------------------------------------------------------------------------------- */
+/* ---- httplane.c ------------------------------------------------------------------------------------------------- */
 
 /* Decode a frame of zstd to where its content goes. False: it is refused, and a part of it may be there. */
 bool decode_frame(struct http_text body, char *where, uint64_t length);
 
-/* ---- peer.c: a lane with all that it needs, and its client ------------------------------------------------------- */
+/* ---- peer.c: a lane with all that it needs, and its client ------------------------------------------------------ */
 
 #define IDLE_NS (900 * UINT64_C(1000000)) /* less than what a lane waits for a request */
 
@@ -110,7 +110,7 @@ void peer_copy_fresh(char *content, uint64_t size, uint64_t image_size);
 const char *peer_image(uint64_t *size);
 void peer_close(struct peer *peer);
 
-/* ---- nbdreplies.c ------------------------------------------------------------------------------------------------ */
+/* ---- nbdreplies.c ----------------------------------------------------------------------------------------------- */
 
 /* A request that is answered, and what was answered of it. */
 struct asked {

@@ -99,8 +99,7 @@ static void receive(struct server *server, const char *data, size_t length, unsi
 }
 
 /* A byte for the form of replies, whether there are two bitmaps, whether they are asked for apart, and whether one
-   context is wanted; one for how the
-   stream is cut; the stream. */
+   context is wanted; one for how the stream is cut; the stream. */
 static void run(const char *data, size_t size) {
     struct input input = {data, data + size};
     unsigned form = take_byte(&input), step = take_byte(&input);

@@ -69,7 +69,7 @@ static char byte_at(uint64_t position) {
     return (char)(position % 251);
 }
 
-/* ---- the peer ------------------------------------------------------------------------------------------------- */
+/* ---- the peer --------------------------------------------------------------------------------------------------- */
 
 /* Take what the peer wants to send. */
 static void take_sent(struct scene *scene) {
@@ -151,7 +151,7 @@ static void end(struct scene *scene, unsigned how) {
     scene->changed = true;
 }
 
-/* ---- we ------------------------------------------------------------------------------------------------- */
+/* ---- we --------------------------------------------------------------------------------------------------------- */
 
 static bool is_failure(int64_t result) {
     return result < 0 && result != IOU_TLS_WANTS_INPUT && result != IOU_TLS_WANTS_ROOM;

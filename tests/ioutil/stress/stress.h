@@ -71,16 +71,16 @@ void test_overlap(void);
 void test_cancel(unsigned rounds, uint64_t seed);
 void test_stop(unsigned rounds, uint64_t seed);
 
-/* ---- hash.c ------------------------------------------------------------------------------------------------------ */
+/* ---- hash.c ----------------------------------------------------------------------------------------------------- */
 
 void test_hash(unsigned rounds, uint64_t seed);
 
-/* ---- durable.c --------------------------------------------------------------------------------------------------- */
+/* ---- durable.c -------------------------------------------------------------------------------------------------- */
 
 /* rounds: records, one after the other. */
 void test_durable(unsigned rounds, uint64_t seed);
 
-/* ---- lanecounts.c, lanes.c --------------------------------------------------------------------------------------- */
+/* ---- lanecounts.c, lanes.c -------------------------------------------------------------------------------------- */
 
 void test_counts(void);
 
@@ -92,12 +92,12 @@ void test_lanes(unsigned connections, uint64_t seed);
 /* Put a key and its certificate into a file. */
 void make_certificate(const char *path);
 
-/* ---- http.c ------------------------------------------------------------------------------------------------------ */
+/* ---- http.c ----------------------------------------------------------------------------------------------------- */
 
 /* rounds: of each of some connections, on storage that works, and on such as does not. */
 void test_http(unsigned rounds, uint64_t seed);
 
-/* ---- records.c --------------------------------------------------------------------------------------------------- */
+/* ---- records.c -------------------------------------------------------------------------------------------------- */
 
 /* count: records of each writer. */
 void test_records(unsigned count, uint64_t seed);
