@@ -5,8 +5,6 @@
 #ifndef IOUTIL_BASE_BUCKET_H
 #define IOUTIL_BASE_BUCKET_H
 
-#include <stdbool.h>
-
 #include "api/bucket.h"
 
 /* Return the rate, bytes per second: the lower one of the bucket and its parent; 0: there is none. */

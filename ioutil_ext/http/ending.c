@@ -2,7 +2,6 @@
 
 /* The end of a request: its failure, the unread rest of its body, its answer and its record. */
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

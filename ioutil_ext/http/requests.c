@@ -7,7 +7,6 @@
  */
 
 #include <errno.h>
-#include <string.h>
 
 #include "engine/running.h"
 #include "http/http.h"

@@ -6,7 +6,6 @@
 #define IOUTIL_LANE_OPERATIONS_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
 #include "lane/lane.h"
 

@@ -3,7 +3,6 @@
 /* Running requests of an operation: entering a session, sending, waiting, and what their ends mean. */
 
 #include <errno.h>
-#include <string.h>
 
 #include "base/numbers.h"
 #include "image/io.h"

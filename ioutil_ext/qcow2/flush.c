@@ -16,9 +16,6 @@
  * new L2 table or block lies in a cluster of zeros: it needs no first version in the file.
  */
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include "base/numbers.h"
 #include "image/io.h"
 #include "qcow2/grace.h"

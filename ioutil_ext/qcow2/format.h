@@ -9,7 +9,6 @@
 #define IOUTIL_QCOW2_FORMAT_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "api/qcow2.h"

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 
-#include "api/durable.h"
 #include "base/numbers.h"
 #include "base/syscalls.h"
 #include "image/io.h"

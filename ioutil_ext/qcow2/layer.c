@@ -9,7 +9,6 @@
  * clusters are small. So what is not aligned to pages claims them in the file.
  */
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,8 +11,6 @@
  * Changes of the same bytes come one after the other (image/admission.c); those of other bytes of a cluster do not.
  */
 
-#include <errno.h>
-
 #include "base/numbers.h"
 #include "qcow2/grace.h"
 #include "qcow2/image.h"

@@ -5,8 +5,6 @@
  * the raw engine's way to zero. What reads as zeros already is left alone, unless it has to be allocated.
  */
 
-#include <errno.h>
-
 #include "base/numbers.h"
 #include "qcow2/image.h"
 #include "qcow2/map.h"
