@@ -98,9 +98,6 @@ struct worker {
 /* Release the lock, then wake the workers that were chosen: with the lock held, they would only wait for it. */
 void engine_unlock(struct iou_engine *engine);
 
-/* Choose or start as many workers as there is work for. The lock is held, and engine_unlock() follows. */
-void workers_wake(struct iou_engine *engine);
-
 /* Choose all idle workers, so that they see that the engine stops. The lock is held, and engine_unlock() follows. */
 void workers_wake_all(struct iou_engine *engine);
 

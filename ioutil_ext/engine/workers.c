@@ -190,7 +190,8 @@ void engine_unlock(struct iou_engine *engine) {
     }
 }
 
-void workers_wake(struct iou_engine *engine) {
+/* Choose or start as many workers as there is work for. The lock is held, and engine_unlock() follows. */
+static void workers_wake(struct iou_engine *engine) {
     uint32_t wanted = schedule_runnable(engine);
     while (engine->waking < wanted) {
         if (!link_empty(&engine->idle))

@@ -68,7 +68,8 @@ void http_answer_continue(struct iou_lane *lane) {
     lane_send_one(lane, CONTINUE, sizeof(CONTINUE) - 1);
 }
 
-void http_answer_done(struct iou_lane *lane) {
+/* Send the answer to a PUT or PATCH that has succeeded, or to a GET of no bytes. */
+static void send_done_answer(struct iou_lane *lane) {
     char answer[MAX_FILLED];
     struct http *http = http_of(lane);
     lane_send_one(lane, answer, fill_template(http, http->request.answer, answer));
@@ -193,7 +194,7 @@ static void succeed(struct iou_lane *lane) {
     end_use(lane);
     const struct http_request *request = &http_of(lane)->request;
     if (request->kind != IOU_READ || request->length == 0)
-        http_answer_done(lane);
+        send_done_answer(lane);
     record(lane, false);
     leave_request(lane);
 }

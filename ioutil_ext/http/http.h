@@ -138,9 +138,6 @@ bool http_may_write(const struct iou_lane *lane, uint64_t offset, uint64_t lengt
 /* Send 100 Continue, which tells the client to send its body (RFC 9110 10.1.1). */
 void http_answer_continue(struct iou_lane *lane);
 
-/* Send the answer to a PUT or PATCH that has succeeded, or to a GET of no bytes. */
-void http_answer_done(struct iou_lane *lane);
-
 /* Send data of a GET until the client pauses. first: with the head before it. Returns how many bytes of data were sent.
  */
 uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first);

@@ -102,7 +102,8 @@ static bool is_claim_canceled(const struct claim *claim) {
     return claim->canceled && __atomic_load_n(claim->canceled, __ATOMIC_RELAXED);
 }
 
-int claim_take(struct claims *claims, struct claim *claim, const struct range *range) {
+/* Enter a claim. Returns as claim_operation() does. */
+static int claim_take(struct claims *claims, struct claim *claim, const struct range *range) {
     pthread_mutex_lock(&claims->lock);
     claim->blockers = count_overlaps(claims, range);
     claim->withdrawn = false;
@@ -117,7 +118,8 @@ int claim_take(struct claims *claims, struct claim *claim, const struct range *r
     return error;
 }
 
-void claim_release(struct claims *claims, struct claim *claim) {
+/* Remove a claim that may run. */
+static void claim_release(struct claims *claims, struct claim *claim) {
     struct claim *freed = NULL;
     pthread_mutex_lock(&claims->lock);
     remove_claim(claims, claim, &freed);

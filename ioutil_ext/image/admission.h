@@ -47,25 +47,22 @@ struct claims {
 void claims_init(struct claims *claims);
 void claims_destroy(struct claims *claims);
 
-/* Enter a claim. -EAGAIN: it waits, and claim->admitted will be called, possibly before this returns. -ECANCELED: it
-   would wait, and is canceled already; -ENOMEM. */
-int claim_take(struct claims *claims, struct claim *claim, const struct range *range);
-
 /* Withdraw the claims that wait and are canceled, and call their admitted. Who sets *canceled calls this then. */
 void claims_cancel(struct claims *claims);
-
-/* Remove a claim that may run. Calls admitted of the claims that may run now, so the caller must not hold locks. */
-void claim_release(struct claims *claims, struct claim *claim);
 
 /* Remove a claim that waits. False: it was admitted meanwhile, and was not removed. Chains the claims that may run now
    to *freed, because the caller holds the engine's lock. The caller gives *freed to claims_admit() without the lock. */
 bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **freed);
 void claims_admit(struct claim *freed);
 
-/* The claim of an operation: enter that of its change_range(), or of another range, as struct image_ops has it; remove
-   it, waiting or not. */
+/* The claim of an operation: enter that of its change_range(), or of another range, as struct image_ops has it.
+   -EAGAIN: it waits, and claim->admitted will be called, possibly before this returns. -ECANCELED: it would wait, and
+   is canceled already; -ENOMEM. */
 int claim_operation(struct op *op);
 int claim_range(struct op *op, struct range range);
+
+/* Remove the claim of an operation, waiting or not. Calls admitted of the claims that may run now, so the caller must
+   not hold locks. */
 void claim_release_operation(struct op *op);
 
 /* Wake who waits for the claim of an operation with op->waiter: for claim->admitted. */

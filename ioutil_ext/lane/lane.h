@@ -148,9 +148,6 @@ void tasks_interrupted(struct iou_lane *lane);
 /* Free the tasks and the loop, if it was made. The lane has ended, or was never started. */
 void tasks_free(struct iou_lane *lane);
 
-/* Let no task lead any more. Any thread. */
-void tasks_leave(struct iou_lane *lane);
-
 /* Make another task the leader, which goes on when this one sleeps. False: there is none. */
 bool task_hand_over(struct task *task);
 

@@ -84,7 +84,8 @@ static bool run_operation(struct iou_lane *lane, struct op *op) {
     return true;
 }
 
-bool operation_turn(struct task *task, struct op *op) {
+/* Run the operation for a turn. May wait for other operations first. True: it has ended. */
+static bool operation_turn(struct task *task, struct op *op) {
     struct iou_lane *lane = task->lane;
     if (op->result.error)
         return true;
@@ -104,7 +105,8 @@ bool operation_turn(struct task *task, struct op *op) {
     return ended;
 }
 
-int operation_end(struct iou_lane *lane, struct op *op) {
+/* Count an operation that has ended. Returns its errno. */
+static int operation_end(struct iou_lane *lane, struct op *op) {
     if (op->result.done && is_counted(lane, op->kind))
         counts_add(lane, op->offset, op->offset + op->result.done);
     if (op->kind == IOU_READ)

@@ -11,15 +11,9 @@
 
 /*
  * Begin an operation on the lane's image: a change claims its range. Called as soon as the request has arrived, before
- * anything that waits, so that changes take effect in order of arrival. Turns follow until the operation has ended.
+ * anything that waits, so that changes take effect in order of arrival. operation_run() follows.
  */
 void operation_begin(struct iou_lane *lane, struct op *op);
-
-/* Run the operation for a turn. May wait for other operations first. True: it has ended. */
-bool operation_turn(struct task *task, struct op *op);
-
-/* Count an operation that has ended. Returns its errno. */
-int operation_end(struct iou_lane *lane, struct op *op);
 
 /* Run an operation to its end, and begin it first if it has not begun. Returns its errno. */
 int operation_run(struct task *task, struct op *op);

@@ -118,17 +118,13 @@ static bool task_rest(struct task *task) {
     return lane->tasks.leader == task && !lane->state.leaving;
 }
 
-void tasks_leave(struct iou_lane *lane) {
-    lane->state.leaving = true;
-    loop_interrupt(&lane->tasks.loop);
-}
-
 static void task_main(struct fiber *fiber) {
     struct task *task = task_of(fiber);
     struct iou_lane *lane = task->lane;
     while (lane->tasks.leader == task || task_rest(task)) {
-        if (!lane->kind->lead(task) || lane->state.leaving) {
-            tasks_leave(lane);
+        if (!lane->kind->lead(task) || lane->state.leaving) { /* no task leads any more */
+            lane->state.leaving = true;
+            loop_interrupt(&lane->tasks.loop);
             break;
         }
     }

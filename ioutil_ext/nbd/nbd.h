@@ -74,9 +74,6 @@ static inline struct nbd *nbd_of(const struct iou_lane *lane) {
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
-/* Return the answer after the end of the transfer, and refuse further requests, so that the connection ends. */
-struct answer answer_ended(struct iou_lane *lane);
-
 /* Refuse a request, or a piece of a payload, that was not refused yet, if the transfer has ended. */
 void answer_check(struct iou_lane *lane, struct answer *answer);
 

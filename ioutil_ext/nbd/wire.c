@@ -13,7 +13,7 @@
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
-void wire_refuse(struct request *request, uint32_t error, const char *text) {
+static void wire_refuse(struct request *request, uint32_t error, const char *text) {
     request->error = error;
     request->text = text;
 }

@@ -42,7 +42,6 @@ static inline bool wire_has_chunks(const struct dialect *dialect) {
 /* Parse a request header, and refuse the request if it is not allowed. -EPROTO: the magic number is wrong, so further
    bytes cannot be understood. */
 int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
-void wire_refuse(struct request *request, uint32_t error, const char *text);
 
 /* Write a header of at most MAX_HEADER bytes; returns its size. */
 size_t wire_simple(char *header, const struct request *request, uint32_t error);

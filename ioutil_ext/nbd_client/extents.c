@@ -60,7 +60,7 @@ static void add(struct op *op, iou_extent *extents, uint64_t count) {
     op->result.count += (uint32_t)count;
 }
 
-int nbd_extents(struct op *op) {
+static int nbd_extents(struct op *op) {
     struct round round;
     iou_extent *extents = op->buffer;
     uint64_t most = op->buffer_size / sizeof(*extents);

@@ -38,7 +38,8 @@ int blocks_cut_range(struct blocks *blocks, struct op *op) {
     return 0;
 }
 
-int blocks_read(struct blocks *blocks, struct round *round, bool counts) {
+/* Add requests that read the blocks at the edges. counts: their parts are progress. */
+static int blocks_read(struct blocks *blocks, struct round *round, bool counts) {
     int error = 0;
     for (unsigned i = 0; !error && i < blocks->count; i++) {
         const struct edge *edge = &blocks->edges[i];

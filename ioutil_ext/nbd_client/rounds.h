@@ -76,9 +76,6 @@ struct blocks {
 /* Cut the range of an operation. 0 or -errno. */
 int blocks_cut_range(struct blocks *blocks, struct op *op);
 
-/* Add requests that read the blocks at the edges. counts: their parts are progress. */
-int blocks_read(struct blocks *blocks, struct round *round, bool counts);
-
 /* Read the blocks at the edges, and add requests that write them with what is new. data: of the operation; NULL:
    zeros. */
 int blocks_patch(struct blocks *blocks, struct round *round, const char *data);
@@ -87,7 +84,6 @@ int nbd_read(struct op *op);
 int nbd_write(struct op *op);
 int nbd_zero(struct op *op);
 int nbd_trim(struct op *op);
-int nbd_extents(struct op *op);
 
 /* Flush: for the operation, and for a change with FUA. */
 int nbd_sync(struct op *op);

@@ -74,12 +74,6 @@ void frees_add(struct frees *frees, uint64_t first, uint64_t count) {
     frees->clusters += count;
 }
 
-void frees_move(struct frees *from, struct frees *to) {
-    for (uint64_t i = 0; i < from->count; i++)
-        frees_add(to, from->all[i].first, from->all[i].count);
-    frees_free(from);
-}
-
 void frees_free(struct frees *frees) {
     free(frees->all);
     *frees = (struct frees){0};

@@ -43,7 +43,6 @@ static inline bool grace_is_over(const struct qcow2 *q) {
 /* Note clusters; what follows the last ones is added to them. Without memory they stay unused until the image is
    closed, and leak. */
 void frees_add(struct frees *frees, uint64_t first, uint64_t count);
-void frees_move(struct frees *from, struct frees *to);
 void frees_free(struct frees *frees);
 
 #endif
