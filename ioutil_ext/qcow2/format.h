@@ -80,11 +80,11 @@ struct header {
     uint64_t l1_offset, refcount_table_offset, snapshots_offset;
     uint32_t l1_size; /* entries */
     uint32_t refcount_table_clusters, snapshots;
-    uint64_t incompatible, compatible, autoclear;
-    bool has_backing, has_bitmaps, has_unknown; /* unknown: an extension */
+    uint64_t incompatible, autoclear;
+    bool has_backing, has_bitmaps;
     uint32_t bitmaps;                           /* how many */
     uint64_t directory_offset, directory_bytes; /* of bitmaps; not checked yet */
-    char backing[MAX_BACKING_NAME + 1], backing_format[MAX_FORMAT_NAME + 1];
+    char backing[MAX_BACKING_NAME + 1];
 };
 
 /*

@@ -46,7 +46,6 @@ static void take_fields(struct header *header, const uint8_t *data) {
 
 static void take_v3_fields(struct header *header, const uint8_t *data) {
     header->incompatible = get64(data + 72);
-    header->compatible = get64(data + 80);
     header->autoclear = get64(data + AUTOCLEAR_AT);
     header->refcount_order = get32(data + 96);
     header->header_length = get32(data + 100);
@@ -144,22 +143,18 @@ static iou_qcow2_judgment take_extension(struct header *header, uint32_t type, c
     if (known < LENGTH(KNOWN) && *seen & 1u << known)
         return refuse(reason, "an extension of the header is there twice");
     *seen |= 1u << known;
-    header->has_unknown |= known == LENGTH(KNOWN);
-    header->has_bitmaps |= type == EXTENSION_BITMAPS;
     if (type == EXTENSION_BITMAPS && length != 24)
         return refuse(reason, "the extension of bitmaps has %u bytes", length);
     if (type == EXTENSION_BITMAPS) {
+        header->has_bitmaps = true;
         header->bitmaps = get32(data);
         header->directory_bytes = get64(data + 8);
         header->directory_offset = get64(data + 16);
     }
     if (type == EXTENSION_DATA_FILE && length > MAX_BACKING_NAME)
         return refuse(reason, "the name of the data file is too long");
-    if (type != EXTENSION_BACKING_FORMAT)
-        return IOU_QCOW2_NATIVE;
-    if (length > MAX_FORMAT_NAME || has_control((const char *)data, length))
+    if (type == EXTENSION_BACKING_FORMAT && (length > MAX_FORMAT_NAME || has_control((const char *)data, length)))
         return refuse(reason, "the name of the backing format is too long, or has control characters");
-    memcpy(header->backing_format, data, length);
     return IOU_QCOW2_NATIVE;
 }
 
