@@ -26,12 +26,16 @@ static bool is_cluster_whole(const struct range_of *range) {
 
 /* ---- by entries; the lock is held ------------------------------------------------------------------------------- */
 
+/* Whether a cluster that is not allocated stays so: no file below has it, or it is only to be trimmed. */
+static bool may_stay(const struct range_of *range) {
+    return range->trim || !range->chain->over_backing;
+}
+
 /* What stands for zeros in place of an entry. */
 static uint64_t zero_entry(const struct range_of *range, const struct mapping *mapping) {
     if (range->q->header.version < 3)
         return 0;
-    bool nothing = mapping->kind == KIND_UNALLOCATED && (range->trim || !range->chain->over_backing);
-    return nothing ? mapping->entry : ENTRY_ZERO;
+    return mapping->kind == KIND_UNALLOCATED && may_stay(range) ? mapping->entry : ENTRY_ZERO;
 }
 
 /* Go through the entries of a slice, as far as whole clusters go. Returns the bytes. */
@@ -55,11 +59,6 @@ static int64_t unlink_entries(struct range_of *range, struct slice *slice) {
     return (int64_t)(min_u64(stop << q->cluster_bits, end) - range->pos);
 }
 
-/* Whether an entry has to change where there is no table. */
-static bool is_nothing(const struct range_of *range) {
-    return range->trim || !range->chain->over_backing;
-}
-
 /* All whole clusters from the beginning on, as far as one slice goes. */
 static int64_t unlink_whole(struct range_of *range) {
     struct qcow2 *q = range->q;
@@ -68,7 +67,7 @@ static int64_t unlink_whole(struct range_of *range) {
     struct slice *slice;
     int64_t done = 0;
     pthread_mutex_lock(&q->lock);
-    if (!map_l1(q, number) && is_nothing(range)) {
+    if (!map_l1(q, number) && may_stay(range)) {
         done = map_find(q, range->op, range->pos, range->length, &mapping);
         done = done ? done : (int64_t)mapping.length;
     } else {
