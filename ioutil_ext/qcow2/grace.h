@@ -17,8 +17,8 @@ void qcow2_wake(struct qcow2 *q, struct link *waiters);
 /* The number of an L1 entry, as a range of one for busy_enter(): above all of clusters. */
 #define BUSY_TABLES (UINT64_C(1) << 62)
 
-/* Have a range alone, first..end. False: another operation has a part of it; it has ended now, and the caller, who has
-   nothing, looks again: the lock was let go of. */
+/* Have a range alone, first..end, without letting go of the lock. False: another operation has a part of it; it has
+   ended now, and the caller, who has nothing, looks again: the lock was let go of. */
 bool busy_enter(struct qcow2 *q, struct busy *busy, uint64_t first, uint64_t end);
 /* Wait for those who have a part of a range. True: there were some, and the lock was let go of. */
 bool busy_wait(struct qcow2 *q, uint64_t first, uint64_t end);

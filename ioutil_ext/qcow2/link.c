@@ -58,7 +58,7 @@ int link_need_table(struct qcow2 *q, struct op *op, uint64_t number) {
     while (!(map_l1(q, number) & ENTRY_COPIED)) {
         if (!busy_enter(q, &busy, BUSY_TABLES + index, BUSY_TABLES + index + 1))
             continue;
-        int error = map_l1(q, number) & ENTRY_COPIED ? 0 : make_table(q, op, index);
+        int error = make_table(q, op, index);
         busy_leave(q, &busy);
         if (error)
             return error;

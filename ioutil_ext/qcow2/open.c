@@ -138,9 +138,9 @@ static int open_format(struct op *op, const iou_qcow2_layer *layer, bool writabl
     level->size = q->header.size;
     q->counts.cluster_size = q->cluster;
     q->sparse = is_sparse(level->file, q->cluster);
-    error = cache_init(q) || bits_reserve(&q->l1_dirty, q->header.l1_size / 64 + 1) ? ENOMEM : 0;
-    return error ? op_fail(op, IOU_SYS_MALLOC, ENOMEM)
-                 : read_table(op, q, q->header.l1_offset, q->header.l1_size, &q->l1);
+    if (cache_init(q) || bits_reserve(&q->l1_dirty, q->header.l1_size / 64 + 1))
+        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    return read_table(op, q, q->header.l1_offset, q->header.l1_size, &q->l1);
 }
 
 /* ---- all tables ------------------------------------------------------------------------------------------------- */
