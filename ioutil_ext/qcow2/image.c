@@ -68,21 +68,6 @@ static int run_read(struct op *op) {
 
 /* ---- changing --------------------------------------------------------------------------------------------------- */
 
-/* Without space, clusters that wait for a flush may become free by one. */
-static int64_t change_clusters(struct op *op, step *step, uint64_t start, uint64_t length) {
-    struct qcow2 *q = top_of(op);
-    int64_t done = step(op, start, length);
-    if (done == -ENOSPC) {
-        pthread_mutex_lock(&q->lock);
-        bool waits = q->unlinked.clusters || q->due.clusters || q->waiting.clusters;
-        pthread_mutex_unlock(&q->lock);
-        if (waits && flush_run(q, op) == 0)
-            done = step(op, start, length);
-    }
-    int error = done < 0 ? 0 : flush_if_full(q, op);
-    return error ? error : done;
-}
-
 static int64_t write_some(struct op *op, uint64_t start, uint64_t length) {
     struct chain *chain = chain_of(op->handle);
     struct write write = {.chain = chain, .q = top_of(op), .op = op, .pos = start, .length = length};
@@ -97,36 +82,42 @@ static int64_t zero_once(struct op *op, uint64_t start, uint64_t length) {
     return zero_some(chain_of(op->handle), op, start, length, flags);
 }
 
-static int64_t trim_once(struct op *op, uint64_t start, uint64_t length) {
-    return zero_trim_some(chain_of(op->handle), op, start, length);
+static int64_t change_once(struct op *op, uint64_t start, uint64_t length) {
+    switch (op->kind) {
+    case IOU_WRITE:
+        return write_some(op, start, length);
+    case IOU_ZERO:
+        return zero_once(op, start, length);
+    default:
+        return zero_trim_some(chain_of(op->handle), op, start, length);
+    }
 }
 
-static int64_t change_write(struct op *op, uint64_t start, uint64_t length) {
-    return change_clusters(op, write_some, start, length);
+/* Without space, clusters that wait for a flush may become free by one. */
+static int64_t change_clusters(struct op *op, uint64_t start, uint64_t length) {
+    struct qcow2 *q = top_of(op);
+    int64_t done = change_once(op, start, length);
+    if (done == -ENOSPC) {
+        pthread_mutex_lock(&q->lock);
+        bool waits = q->unlinked.clusters || q->due.clusters || q->waiting.clusters;
+        pthread_mutex_unlock(&q->lock);
+        if (waits && flush_run(q, op) == 0)
+            done = change_once(op, start, length);
+    }
+    int error = done < 0 ? 0 : flush_if_full(q, op);
+    return error ? error : done;
 }
 
-static int64_t change_zero(struct op *op, uint64_t start, uint64_t length) {
-    return change_clusters(op, zero_once, start, length);
-}
-
-static int64_t change_trim(struct op *op, uint64_t start, uint64_t length) {
-    return change_clusters(op, trim_once, start, length);
-}
-
-static int run_change(struct op *op, step *step) {
+static int run_change(struct op *op) {
     uint64_t end = op->offset + op->length, start = op_position(op);
     if (op->length && is_past_end(op))
         return op_fail(op, IOU_SYS_NONE, ENOSPC);
-    return run_steps(op, step, op->most ? min_u64(start + op->most, end) : end);
-}
-
-static int run_write(struct op *op) {
-    return run_change(op, change_write);
+    return run_steps(op, change_clusters, op->most ? min_u64(start + op->most, end) : end);
 }
 
 /* If no call was needed, the method is that of what tables say. */
 static int run_zero(struct op *op) {
-    int error = run_change(op, change_zero);
+    int error = run_change(op);
     if (!error && op->length && !op->result.method)
         op->result.method = op->flags & IOU_ALLOCATE ? IOU_METHOD_ALLOCATE : IOU_METHOD_PUNCH_HOLE;
     return error;
@@ -135,7 +126,7 @@ static int run_zero(struct op *op) {
 /* What lies past the end of the disk is not there to be trimmed. */
 static int run_trim(struct op *op) {
     uint64_t size = op->handle->image->size, end = op->offset + op->length;
-    int error = run_steps(op, change_trim, min_u64(end, size));
+    int error = run_steps(op, change_clusters, min_u64(end, size));
     if (!error && op_position(op) >= min_u64(end, size))
         op_advance(op, op->length - op->result.done);
     return error;
@@ -163,7 +154,7 @@ const struct image_ops QCOW2_IMAGE = {
         {
             [IOU_STAT] = run_qcow2_stat,
             [IOU_READ] = run_read,
-            [IOU_WRITE] = run_write,
+            [IOU_WRITE] = run_change,
             [IOU_ZERO] = run_zero,
             [IOU_TRIM] = run_trim,
             [IOU_FLUSH] = run_sync,
