@@ -255,18 +255,17 @@ int io_flush_failed(struct op *op, iou_syscall call, int error) {
     return op_fail(op, call, error);
 }
 
-/* Fail if a flush has failed since the handle was opened. Called before and after fdatasync(), because a call of
-   another handle may have received the error meanwhile. */
-static int check_flushes(struct op *op) {
+int io_check_flushes(struct op *op) {
     struct image *image = op->handle->image;
     bool failed = image->flush_failures != op->handle->flush_failures;
     return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
 }
 
+/* Looks before and after the call, because that of another handle may have received the error meanwhile. */
 int io_sync(struct op *op) {
-    int error = check_flushes(op);
+    int error = io_check_flushes(op);
     if (error)
         return error;
     error = sys_fdatasync(op->handle->fd);
-    return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : check_flushes(op);
+    return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : io_check_flushes(op);
 }

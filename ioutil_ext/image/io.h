@@ -25,6 +25,9 @@ int io_sync(struct op *op);
 /* Note a failed flush: data may be lost, and each later flush fails. Returns error, as op_fail() does. */
 int io_flush_failed(struct op *op, iou_syscall call, int error);
 
+/* Fail if a flush has failed since the handle was opened. */
+int io_check_flushes(struct op *op);
+
 /*
  * Write start..end from data, or zeros if data is NULL. Unaligned edges work; the range is inside the image's size.
  * start is op_position(). Counts progress; writes less than all if the turn is over.

@@ -135,10 +135,8 @@ static int run_trim(struct op *op) {
 /* ---- the rest --------------------------------------------------------------------------------------------------- */
 
 static int run_sync(struct op *op) {
-    struct image *image = op->handle->image;
-    if (image->flush_failures != op->handle->flush_failures)
-        return op_fail(op, IOU_SYS_FDATASYNC, image->flush_error);
-    return op->handle->writable ? flush_run(top_of(op), op) : 0;
+    int error = io_check_flushes(op);
+    return error || !op->handle->writable ? error : flush_run(top_of(op), op);
 }
 
 static int run_qcow2_stat(struct op *op) {
