@@ -73,7 +73,6 @@ struct session {
 
 struct client {
     struct image image;
-    iou_handle *handle;
     uint64_t zero_unit;
     bool allocation;
     uint32_t close_ms;

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/numbers.h"
 #include "nbd_client/rounds.h"
@@ -18,11 +19,8 @@ static bool lacks_bitmap(const struct round *round, uint64_t available) {
 
 static int is_unsound(struct round *round, const char *why) {
     struct client *client = round->client;
-    size_t length = 0;
-    while (why[length])
-        length++;
     pthread_mutex_lock(&client->lock);
-    uint64_t failure = failure_add(client, IOU_NBD_UNSOUND, NULL, EPROTO, why, length);
+    uint64_t failure = failure_add(client, IOU_NBD_UNSOUND, NULL, EPROTO, why, strlen(why));
     pthread_mutex_unlock(&client->lock);
     return round_fail(round, failure, EPROTO);
 }

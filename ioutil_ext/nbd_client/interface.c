@@ -74,7 +74,6 @@ int iou_nbd_client_new(const iou_nbd_client_options *options, iou_handle **resul
         .lock_unit = options->block_size,
         .path = name,
     };
-    client->handle = handle;
     if (client->event_fd == -1 || client->wake_fd == -1) {
         handle_put(handle);
         return -EMFILE;

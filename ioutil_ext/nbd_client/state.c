@@ -64,12 +64,6 @@ void session_leave(struct client *client, uint64_t failure, uint64_t wait_ms) {
 
 /* Numbers go with completions, and Python asks for the words by number. */
 
-static void copy_text(char *to, const char *text, size_t length) {
-    length = min_u64(length, IOU_NBD_TEXT - 1);
-    memcpy(to, text, length);
-    to[length] = 0;
-}
-
 uint64_t failure_add(struct client *client, uint32_t kind, const struct nbd_request *request, int error,
                      const char *text, size_t length) {
     uint64_t number = ++client->failures_count;
@@ -80,7 +74,7 @@ uint64_t failure_add(struct client *client, uint32_t kind, const struct nbd_requ
         failure->offset = request->offset;
         failure->length = request->length;
     }
-    copy_text(failure->text, text, length);
+    memcpy(failure->text, text, min_u64(length, IOU_NBD_TEXT - 1)); /* zeros follow */
     return number;
 }
 
