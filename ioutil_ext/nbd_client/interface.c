@@ -86,6 +86,11 @@ int iou_nbd_client_fd(iou_handle *handle) {
     return client_of(handle)->event_fd;
 }
 
+/* Whether it has, or had at its end, changes that no flush has covered. The lock is held. */
+static bool has_unflushed(const struct session *session) {
+    return session->changed > session->flushed || session->gave_up_changes;
+}
+
 int iou_nbd_client_look(iou_handle *handle, iou_nbd_client_state *state, uint32_t clear) {
     struct client *client = client_of(handle);
     const struct session *session = &client->session;
@@ -95,11 +100,10 @@ int iou_nbd_client_look(iou_handle *handle, iou_nbd_client_state *state, uint32_
     pthread_mutex_lock(&client->lock);
     if (clear)
         eventfd_read(client->event_fd, &events);
-    bool lost = session->changed > session->flushed || session->gave_up_changes;
     *state = (iou_nbd_client_state){
         .life = session->life,
         .wanted = client->wanted,
-        .unflushed = lost || client->flush_failure.number,
+        .unflushed = has_unflushed(session) || client->flush_failure.number,
         .written = client->written,
     };
     pthread_mutex_unlock(&client->lock);
@@ -121,7 +125,7 @@ static void let_enter(struct client *client, uint64_t failure, struct link *serv
 /* Let each flush fail if the session before has lost changes. True: it has. The lock is held. */
 static bool note_lost(struct client *client) {
     const struct session *session = &client->session;
-    bool lost = session->changed > session->flushed || session->gave_up_changes;
+    bool lost = has_unflushed(session);
     if (lost && !client->flush_failure.number) {
         uint64_t failure = failure_gone(client, "it left before all changes were flushed");
         client->flush_failure = *failure_find(client, failure);

@@ -18,6 +18,10 @@ size_t request_header(const struct nbd_request *request, bool extended, char *he
     return 24 + (extended ? put64(header + 24, request->length) : put32(header + 24, (uint32_t)request->length));
 }
 
+bool request_is_change(const struct nbd_request *request) {
+    return request->command == CMD_WRITE || request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM;
+}
+
 /* ---- data of a READ --------------------------------------------------------------------------------------------- */
 
 char *request_place(struct nbd_request *request, uint64_t offset, uint64_t length, const char **why) {

@@ -71,6 +71,9 @@ char *request_place(struct nbd_request *request, uint64_t offset, uint64_t lengt
 /* Whether a reply has all that it has to have, or an error. */
 bool request_is_complete(const struct nbd_request *request);
 
+/* Whether it changes the image. */
+bool request_is_change(const struct nbd_request *request);
+
 /* Set the error of a reply; the first one stays. Values that are not known become EINVAL. */
 void request_refused(struct nbd_request *request, uint32_t error);
 

@@ -152,9 +152,8 @@ struct outcome {
 };
 
 static void look_at_outcome(struct outcome *outcome, const struct nbd_request *request) {
-    bool change = request->command == CMD_WRITE || request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM;
     if (!request->failure && !request->error) {
-        outcome->changed |= change && !(request->flags & FLAG_FUA);
+        outcome->changed |= request_is_change(request) && !(request->flags & FLAG_FUA);
         outcome->done += request->counts;
         return;
     }

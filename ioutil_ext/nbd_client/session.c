@@ -69,10 +69,6 @@ int connection_init(struct connection *connection, struct client *client, const 
 
 /* ---- the end ---------------------------------------------------------------------------------------------------- */
 
-static bool is_change(const struct nbd_request *request) {
-    return request->command == CMD_WRITE || request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM;
-}
-
 static void give_up(struct client *client, struct nbd_request *request) {
     request->failure = -ENOTCONN;
     request->told = client->session.ending;
@@ -85,7 +81,7 @@ static void give_up_requests(struct connection *connection) {
         struct nbd_request *request = connection->flying[i];
         if (!request)
             continue;
-        client->session.gave_up_changes |= is_change(request) && !request->answered;
+        client->session.gave_up_changes |= request_is_change(request) && !request->answered;
         connection_forget(connection, request);
         give_up(client, request);
     }
