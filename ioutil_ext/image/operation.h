@@ -134,8 +134,13 @@ static inline void op_advance(struct op *op, uint64_t bytes) {
         __atomic_fetch_add(&op->control->done, bytes, __ATOMIC_RELAXED);
 }
 
+/* control: NULL: nobody can cancel it. */
+static inline bool control_is_canceled(const iou_control *control) {
+    return control && __atomic_load_n(&control->canceled, __ATOMIC_RELAXED);
+}
+
 static inline bool op_canceled(const struct op *op) {
-    return op->control && __atomic_load_n(&op->control->canceled, __ATOMIC_RELAXED);
+    return control_is_canceled(op->control);
 }
 
 #endif

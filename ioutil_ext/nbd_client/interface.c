@@ -239,7 +239,7 @@ int iou_nbd_client_interrupt(iou_handle *handle) {
     for (struct link *node = client->entering.next, *next; node != &client->entering; node = next) {
         struct entering *entering = container_of(node, struct entering, waiter.link);
         next = node->next;
-        if (entering->control && __atomic_load_n(&entering->control->canceled, __ATOMIC_RELAXED))
+        if (control_is_canceled(entering->control))
             waiter_serve(&entering->waiter, &served);
     }
     for (uint32_t i = 0; client->session.life != IOU_NBD_NONE && i < client->session.count; i++)

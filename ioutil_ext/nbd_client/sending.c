@@ -15,8 +15,7 @@
 #include "tls/tls.h"
 
 static bool is_request_canceled(const struct nbd_request *request) {
-    const iou_control *control = request->calls->control;
-    return control && __atomic_load_n(&control->canceled, __ATOMIC_RELAXED);
+    return control_is_canceled(request->calls->control);
 }
 
 static void cancel_request(struct nbd_request *request, struct link *served) {
