@@ -158,6 +158,11 @@ int nbd_read(struct op *op) {
     return error;
 }
 
+void nbd_begin_change(struct round *round) {
+    round->client->written = true;
+    round->flags = round->op->flags & IOU_FUA && round->agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
+}
+
 /* Keep that a change with FUA has failed: other changes' data may be what was lost. Whether something is lost because
    the server is gone is known when it is back. */
 int nbd_changed(struct round *round, int error) {
@@ -184,8 +189,7 @@ int nbd_write(struct op *op) {
     int error = begin_blocks(&round, &blocks, op);
     if (error)
         return error;
-    round.client->written = true;
-    round.flags = op->flags & IOU_FUA && round.agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
+    nbd_begin_change(&round);
     error = write_whole_blocks(op, &round, &blocks);
     free(blocks.memory);
     return nbd_changed(&round, error);

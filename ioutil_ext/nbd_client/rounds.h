@@ -88,6 +88,9 @@ int nbd_trim(struct op *op);
 /* Flush: for the operation, and for a change with FUA. */
 int nbd_sync(struct op *op);
 
+/* Begin a change, of which the requests have FUA if it has, and the server can do that. */
+void nbd_begin_change(struct round *round);
+
 /* End a change; error: of its requests. Flushes if the change has to be on stable storage and the server has no FUA. */
 int nbd_changed(struct round *round, int error);
 

@@ -74,10 +74,11 @@ int nbd_zero(struct op *op) {
         error = blocks_cut_range(&blocks, op);
     if (error)
         return error;
-    round.client->written = true;
-    round.flags =
-        (uint16_t)((op->flags & IOU_ALLOCATE ? FLAG_NO_HOLE : 0) | (op->flags & IOU_FAST_ONLY ? FLAG_FAST_ZERO : 0) |
-                   (op->flags & IOU_FUA && round.agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0));
+    nbd_begin_change(&round);
+    if (op->flags & IOU_ALLOCATE)
+        round.flags |= FLAG_NO_HOLE;
+    if (op->flags & IOU_FAST_ONLY)
+        round.flags |= FLAG_FAST_ZERO;
     error = zero_blocks(&round, &blocks);
     free(blocks.memory);
     return nbd_changed(&round, error);
@@ -89,8 +90,7 @@ int nbd_trim(struct op *op) {
     int error = round_enter(&round, op);
     if (error)
         return error;
-    round.client->written = true;
-    round.flags = op->flags & IOU_FUA && round.agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
+    nbd_begin_change(&round);
     if (round.agreed.flags & NBD_CAN_TRIM)
         error = round_change(&round, CMD_TRIM, round_up(op->offset, size), round_down(op->offset + op->length, size));
     if (!error)
