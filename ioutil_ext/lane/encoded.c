@@ -67,14 +67,19 @@ static int stage_encoded(struct iou_lane *lane, struct body *body, int ms) {
     return count > 0 ? 0 : -EAGAIN;
 }
 
-/* Wait until so many bytes are staged. Since then no content was made: bytes that make none are no progress. */
+/* Whether fewer bytes are staged, and not all that are left: of a body in chunks, these become fewer at its end. */
+static bool lacks_encoded(const struct iou_lane *lane, const struct body *body, uint64_t least) {
+    return encoded_staged(lane, body) < min_u64(least, body->encoded);
+}
+
+/* Wait until so many bytes are staged, or all that are left. Since then no content was made: bytes that make none are
+   no progress. */
 static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
-    while (encoded_staged(lane, body) <
-           min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
+    while (lacks_encoded(lane, body, least)) {
         int error = stage_encoded(lane, body, (int)LANE_MOMENT_MS);
         if (error && error != -EAGAIN)
             return error;
-        if (encoded_staged(lane, body) < min_u64(least, body->encoded) && socket_is_too_slow(lane, since, 0))
+        if (lacks_encoded(lane, body, least) && socket_is_too_slow(lane, since, 0))
             return -ETIMEDOUT;
     }
     return 0;
@@ -85,8 +90,8 @@ static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least
  * before it is too late: only then it is known whether it makes content.
  */
 static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t since) {
-    uint64_t began = now_ns(), most = min_u64(body->encoded, LANE_STAGING);
-    int error = gather_frame(lane, body, body->slow ? most : min_u64(most, 1), since);
+    uint64_t began = now_ns();
+    int error = gather_frame(lane, body, body->slow ? LANE_STAGING : 1, since);
     body->slow = body->slow && now_ns() - began >= LANE_MOMENT_NS;
     return error == -ETIMEDOUT && encoded_staged(lane, body) ? 0 : error;
 }

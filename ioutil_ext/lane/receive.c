@@ -172,10 +172,10 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
             got += (size_t)count;
         if (count > 0 && got < length && socket_is_too_slow(lane, since, got - staged))
             count = -ETIMEDOUT;
-        if (count <= 0)
+        if (count <= 0) {
             *error = count == -ETIMEDOUT && patience != SOCKET_LONG ? -EAGAIN : (int)count;
-        if (count <= 0)
             break;
+        }
     }
     work_go_on(IOU_WAIT_PEER, since);
     return got;
