@@ -22,10 +22,6 @@
 
 static void task_main(struct fiber *fiber);
 
-static struct task *task_of(struct fiber *fiber) {
-    return container_of(fiber, struct task, fiber);
-}
-
 /* ---- making and ending tasks ------------------------------------------------------------------------------------ */
 
 /* Each lane may have one task. */
@@ -119,7 +115,7 @@ static bool task_rest(struct task *task) {
 }
 
 static void task_main(struct fiber *fiber) {
-    struct task *task = task_of(fiber);
+    struct task *task = container_of(fiber, struct task, fiber);
     struct iou_lane *lane = task->lane;
     while (lane->tasks.leader == task || task_rest(task)) {
         if (!lane->kind->lead(task) || lane->state.leaving) { /* no task leads any more */
