@@ -42,15 +42,18 @@ static int merge(struct write *write, uint64_t number, uint64_t host) {
     return error;
 }
 
-static int fill_cluster(struct write *write, uint64_t number, const struct taken *taken) {
-    struct qcow2 *q = write->q;
-    uint64_t host = taken->first << q->cluster_bits, length = taken->count << q->cluster_bits;
-    bool whole = copied_length(write, number, taken->count) == length;
-    if (!whole)
-        return write->flags & IOU_FAST_ONLY ? op_fail(write->op, IOU_SYS_NONE, ENOTSUP) : merge(write, number, host);
+int write_content(struct write *write, uint64_t host, uint64_t length, bool zeros) {
     if (write->data)
-        return layer_write(write->op, q->file, write->data, host, length);
-    return taken->zeros ? 0 : layer_zero(write->op, q->file, host, length, write->flags | IOU_ALLOCATE);
+        return layer_write(write->op, write->q->file, write->data, host, length);
+    return zeros ? 0 : layer_zero(write->op, write->q->file, host, length, write->flags | IOU_ALLOCATE);
+}
+
+static int fill_cluster(struct write *write, uint64_t number, const struct taken *taken) {
+    uint32_t bits = write->q->cluster_bits;
+    uint64_t host = taken->first << bits, length = taken->count << bits;
+    if (copied_length(write, number, taken->count) == length)
+        return write_content(write, host, length, taken->zeros);
+    return write->flags & IOU_FAST_ONLY ? op_fail(write->op, IOU_SYS_NONE, ENOTSUP) : merge(write, number, host);
 }
 
 static int64_t copy_clusters(struct write *write, struct slice *slice, uint64_t number, uint64_t count) {

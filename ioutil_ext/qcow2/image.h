@@ -44,6 +44,9 @@ struct write {
  */
 int64_t write_step(struct write *write);
 
+/* copy.c: write the first bytes of the part to a place in the file. zeros: it reads as zeros there. */
+int write_content(struct write *write, uint64_t host, uint64_t length, bool zeros);
+
 /* copy.c: write into new clusters that are linked after that. count: guest clusters from `number` on, whose entries are
    in the slice; more than one if all of them are written as a whole. The lock is held, and let go of. */
 int64_t write_copy(struct write *write, struct slice *slice, uint64_t number, uint64_t count);

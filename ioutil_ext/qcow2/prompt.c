@@ -12,10 +12,10 @@
 #include "qcow2/image.h"
 #include "qcow2/map.h"
 
-/* Whether clusters can be taken without a call. One more may become a block of reference counts. */
-static bool has_zeros(const struct qcow2 *q, uint64_t count) {
+/* Whether a cluster can be taken without a call. One more may become a block of reference counts. */
+static bool has_zeros(const struct qcow2 *q) {
     const struct space *space = &q->space;
-    return space->tail_zeros && space->tail + count + 1 <= space->end && q->cache.dirty < q->cache.most / 8;
+    return space->tail_zeros && space->tail + 2 <= space->end && q->cache.dirty < q->cache.most / 8;
 }
 
 static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writes, bool unbacked) {
@@ -26,7 +26,7 @@ static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writ
     if (!writes)
         return mapping.kind == KIND_DATA || mapping.kind == KIND_ZERO || (unbacked && mapping.kind == KIND_UNALLOCATED);
     bool fresh = (mapping.kind == KIND_ZERO && !mapping.host) || (unbacked && mapping.kind == KIND_UNALLOCATED);
-    return mapping.in_place || (fresh && map_l1(q, number) & ENTRY_COPIED && has_zeros(q, 1));
+    return mapping.in_place || (fresh && map_l1(q, number) & ENTRY_COPIED && has_zeros(q));
 }
 
 /* Requests that are longer than a lane's pieces are not looked through: they wait for storage most of the time. */

@@ -14,24 +14,17 @@
 #include "base/numbers.h"
 #include "qcow2/grace.h"
 #include "qcow2/image.h"
-#include "qcow2/layer.h"
 #include "qcow2/map.h"
 
 /* Bytes of one write: the raw engine's piece. */
 #define MOST_STEP (8 * MIB)
-
-static int put_data(struct write *write, uint64_t host, uint64_t length, bool zeros) {
-    if (write->data)
-        return layer_write(write->op, write->q->file, write->data, host, length);
-    return zeros ? 0 : layer_zero(write->op, write->q->file, host, length, write->flags | IOU_ALLOCATE);
-}
 
 /* Write into clusters that entries name. zeros: all of them read as zeros. The lock is held, and let go of. */
 static int64_t write_linked(struct write *write, uint64_t host, uint64_t length, bool zeros) {
     struct qcow2 *q = write->q;
     unsigned phase = grace_enter(q);
     pthread_mutex_unlock(&q->lock);
-    int error = put_data(write, host, length, zeros);
+    int error = write_content(write, host, length, zeros);
     pthread_mutex_lock(&q->lock);
     grace_leave(q, phase);
     return error ? error : (int64_t)length;
