@@ -59,7 +59,7 @@ static void settle_bucket(iou_bucket *bucket) {
     uint64_t now = now_ns(), rate = bucket->rate, passed = now - bucket->settled;
     uint64_t most = bucket->taken + rate / BURSTS, bytes = rate ? passed % SECOND * rate / SECOND : 0;
     bucket->granted += passed / SECOND * rate + bytes;
-    bucket->settled += passed - passed % SECOND + (rate ? (bytes * SECOND + rate - 1) / rate : 0);
+    bucket->settled += passed - passed % SECOND + (rate ? divide_up(bytes * SECOND, rate) : 0);
     if (rate == 0 || bucket->granted > most) {
         bucket->granted = most;
         bucket->settled = now;
@@ -94,7 +94,7 @@ static uint64_t left(iou_bucket *bucket, uint64_t due) {
     settle_bucket(bucket);
     uint64_t rate = bucket->rate, missing = due > bucket->granted ? due - bucket->granted : 0;
     pthread_mutex_unlock(&bucket->lock);
-    return rate ? (min_u64(missing, IOU_BUCKET_MOST) * SECOND + rate - 1) / rate : 0;
+    return rate ? divide_up(min_u64(missing, IOU_BUCKET_MOST) * SECOND, rate) : 0;
 }
 
 static void give_bytes_back(iou_bucket *bucket, uint64_t bytes) {

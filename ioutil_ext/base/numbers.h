@@ -25,6 +25,11 @@ static inline uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) & ~(unit - 1);
 }
 
+/* How many units of `by` it takes. value + by must not overflow. */
+static inline uint64_t divide_up(uint64_t value, uint64_t by) {
+    return (value + by - 1) / by;
+}
+
 static inline bool is_aligned(uint64_t value, uint64_t unit) {
     return (value & (unit - 1)) == 0;
 }

@@ -81,8 +81,7 @@ static int find_row(struct op *op, struct qcow2 *q, struct directory *directory,
 
 /* Entries of the table that the disk needs. */
 static uint64_t entries_for(const struct qcow2 *q, uint32_t bits) {
-    uint64_t count = (q->header.size + (UINT64_C(1) << bits) - 1) >> bits, per_entry = q->cluster * 8;
-    return (count + per_entry - 1) / per_entry;
+    return divide_up(divide_up(q->header.size, UINT64_C(1) << bits), 8 * q->cluster);
 }
 
 static int read_bitmap(struct op *op, struct qcow2 *q, const uint8_t *row, iou_qcow2_verdict *verdict) {

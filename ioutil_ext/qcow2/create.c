@@ -21,10 +21,6 @@ struct layout {
     uint64_t table, blocks, l1, clusters; /* how many; clusters: of all */
 };
 
-static uint64_t divide_up(uint64_t value, uint64_t by) {
-    return (value + by - 1) / by;
-}
-
 /* The blocks count themselves and the table, which grow with them. */
 static int lay_out(const iou_qcow2_options *options, struct layout *layout) {
     uint32_t bits = options->cluster_bits, entry_bits = options->extended ? 4 : 3;

@@ -87,7 +87,7 @@ static iou_qcow2_judgment check_tables(const struct header *header, uint64_t siz
     uint32_t l1_bits = 2 * header->cluster_bits - header_entry_bits(header);
     if (header->size > INT64_MAX - cluster)
         return refuse(reason, "the disk has an invalid size");
-    if (l1_bytes > MAX_L1_BYTES || (header->size + (UINT64_C(1) << l1_bits) - 1) >> l1_bits > header->l1_size)
+    if (l1_bytes > MAX_L1_BYTES || divide_up(header->size, UINT64_C(1) << l1_bits) > header->l1_size)
         return refuse(reason, "the L1 table has an invalid size of %u entries", header->l1_size);
     if (header->l1_size && !is_inside_file(header, header->l1_offset, l1_bytes, size))
         return refuse(reason, "the L1 table is not inside of the file");

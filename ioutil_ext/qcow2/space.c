@@ -234,7 +234,7 @@ int space_move_table(struct qcow2 *q, struct op *op) {
     uint64_t had = q->refcount_blocks;
     if (had <= q->refcount_room)
         return 0;
-    uint64_t clusters = (8 * (had + had / 2 + 8) + q->cluster - 1) >> q->cluster_bits;
+    uint64_t clusters = divide_up(8 * (had + had / 2 + 8), q->cluster);
     /* each range of the file begins with its block, so there is no longer row */
     if (clusters >= UINT64_C(1) << q->count_bits || clusters << q->cluster_bits > MAX_REFCOUNT_TABLE_BYTES)
         return op_fail(op, IOU_SYS_NONE, EFBIG);

@@ -55,7 +55,7 @@ static void count_cluster(struct walk *walk, uint64_t cluster) {
 /* Bytes of a table that has its clusters for itself. */
 static int count_table(struct walk *walk, uint64_t offset, uint64_t length) {
     struct qcow2 *q = walk->q;
-    uint64_t first = offset >> q->cluster_bits, end = (offset + length + q->cluster - 1) >> q->cluster_bits;
+    uint64_t first = offset >> q->cluster_bits, end = divide_up(offset + length, q->cluster);
     if (!is_aligned(offset, q->cluster) || offset >= MAX_HOST || end > walk->clusters || (length && !offset))
         return refuse_walk(walk, "a table is not inside of the file", offset);
     for (uint64_t i = first; i < end; i++) {
@@ -258,7 +258,7 @@ static int count_all(struct walk *walk) {
         error = visit_l1(walk, q->l1, q->header.l1_size, true, visit_entries);
     if (!error)
         error = visit_snapshots(walk, false, visit_entries);
-    uint64_t blocks = (walk->clusters + (UINT64_C(1) << q->count_bits) - 1) >> q->count_bits;
+    uint64_t blocks = divide_up(walk->clusters, UINT64_C(1) << q->count_bits);
     for (uint64_t i = 0; !error && i < blocks; i++)
         error = compare_block(walk, i);
     return error;
@@ -266,7 +266,7 @@ static int count_all(struct walk *walk) {
 
 int walk_run(struct qcow2 *q, struct op *op, iou_qcow2_verdict *verdict) {
     struct walk walk = {.q = q, .op = op, .verdict = verdict};
-    walk.clusters = (layer_size(q->file) + q->cluster - 1) >> q->cluster_bits;
+    walk.clusters = divide_up(layer_size(q->file), q->cluster);
     if (walk.clusters > MOST_CLUSTERS)
         return judge(op, verdict, IOU_QCOW2_FALLBACK, "its file has too many clusters to be checked");
     walk.counts = calloc(walk.clusters, sizeof(*walk.counts));

@@ -42,8 +42,7 @@ static uint64_t zero_entry(const struct range_of *range, const struct mapping *m
 static int64_t unlink_entries(struct range_of *range, struct slice *slice) {
     struct qcow2 *q = range->q;
     uint64_t number = range->pos >> q->cluster_bits, end = range->pos + range->length, rest = map_slice_rest(q, number);
-    uint64_t last =
-        end == range->chain->image.size ? (end + q->cluster - 1) >> q->cluster_bits : end >> q->cluster_bits;
+    uint64_t last = end == range->chain->image.size ? divide_up(end, q->cluster) : end >> q->cluster_bits;
     uint64_t stop = min_u64(last, number + rest);
     struct mapping mapping;
     for (; number < stop; number++) {
