@@ -14,6 +14,7 @@ from ...errors import Error
 from ...image.chain import QemuImage, inspect
 from ...image.chain_memory import ChainMemory
 from ...image.extents import Extent
+from ...units import KiB
 from ..errors import LocalError, Stopped
 from .in_use import locked_file
 from .local_image import execute
@@ -21,8 +22,8 @@ from .source import identity, opened_image
 
 #: Extents that are asked for at a time.
 RECORDS = 4096
-#: log2 of the cluster size of new images: 64 KiB, qemu's default.
-CLUSTER_BITS = 16
+#: Cluster size of new images, in bytes, qemu's default.
+CLUSTER = 64 * KiB
 #: Files that an image may name: the user, whose command this is, can read them by qemu's programs, too.
 ANY_FILE = ("/",)
 
@@ -155,7 +156,7 @@ class Qcow2Image:
 
 def create_qcow2(path: Path, size: int) -> None:
     """Make an image in an empty file. `size` is that of the disk, in bytes. Raises LocalError."""
-    options = ffi.new("iou_qcow2_options *", {"size": size, "cluster_bits": CLUSTER_BITS})
+    options = ffi.new("iou_qcow2_options *", {"size": size, "cluster_bits": CLUSTER.bit_length() - 1})
     error = -lib.iou_create_qcow2(os.fsencode(path), options)
     if error:
         raise LocalError(f"can't make a qcow2 image in {path}: {os.strerror(error)}")

@@ -4,14 +4,11 @@
 import threading
 from pathlib import Path
 
-from ...units import KiB
 from ..errors import LocalError
 from .layers import whole_sectors
+from .qcow2_image import CLUSTER
 from .qemu import QemuTarget
 from .qemu_img import run_qemu_img
-
-#: Cluster size of new qcow2 images, in bytes, qemu's default.
-CLUSTER = 64 * KiB
 
 
 class Increment(QemuTarget):
