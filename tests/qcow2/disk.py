@@ -140,6 +140,10 @@ def qemu_io(path: Path, *commands: str, image_format: str = "qcow2", check: bool
     run("qemu-io", "-f", image_format, *words, path, check=check)
 
 
+#: Two states of qemu-img check.
+SOUND, LEAKS = 0, 3
+
+
 def checked(path: Path) -> int:
     """Return the status of qemu-img check: 0 sound, 2 corrupt, 3 leaks only."""
     return run("qemu-img", "check", "-q", "-f", "qcow2", path, check=False).returncode

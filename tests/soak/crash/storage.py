@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.qcow2.disk import LEAKS, SOUND, checked
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 from tests.support.polling import eventually
 from tests.support.processes import open_files
@@ -81,6 +82,7 @@ def _managed(mounts: Mounts, directory: Path, size: int, cleanup: ExitStack) -> 
     raw = directory / "managed.raw"
 
     def read() -> bytes:
+        assert checked(path) in (SOUND, LEAKS), f"{path} is corrupt"
         _output_of("qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(path), str(raw))
         return raw.read_bytes()
 

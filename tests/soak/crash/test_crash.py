@@ -18,6 +18,7 @@ from tests.soak.crash.life import Life
 from tests.soak.crash.storage import kinds
 from tests.support.daemon import Certificates, Daemon, Section
 from tests.support.killedcalls import build_library
+from tests.support.places import QCOW2
 from tests.support.realstorage import Mounts
 
 LONG = bool(os.environ.get("IMAGEIO_TEST_LONG"))
@@ -44,6 +45,7 @@ def test_record_tells_only_what_the_image_has(
         def make(state: Path, number: int = number) -> Daemon:
             config: dict[str, Section] = {
                 "daemon": {"state_dir": state},
+                "backend_file": {"qcow2": QCOW2},
                 "nbd": {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / f"{number}.nbd"},
             }
             return Daemon(certificates, config)
