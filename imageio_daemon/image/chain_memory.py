@@ -15,10 +15,10 @@ class ChainMemory:
     """The memory of a description. Keep it until C has opened the image.
 
     `files` are those of the image, top first, by absolute paths. `bitmap` is the bitmap of the top whose changes are
-    told. With `checked`, an image of which a part is missing is refused.
+    told.
     """
 
-    def __init__(self, files: Sequence[File], bitmap: str | None = None, *, checked: bool = False) -> None:
+    def __init__(self, files: Sequence[File], bitmap: str | None = None) -> None:
         self._texts: list[Any] = []
         layers = ffi.new("iou_qcow2_layer[]", len(files))
         for layer, file in zip(layers, files, strict=True):
@@ -29,7 +29,6 @@ class ChainMemory:
         self._verdict = ffi.new("iou_qcow2_verdict *")
         self.chain = ffi.new("iou_qcow2_chain *", {"layers": layers, "count": len(files), "verdict": self._verdict})
         self.chain.bitmap = ffi.NULL if bitmap is None else self._text(bitmap)
-        self.chain.checked = checked
 
     @property
     def judgment(self) -> int:

@@ -54,12 +54,12 @@ typedef struct {
 typedef struct {
     const iou_qcow2_layer *layers;
     uint32_t count;
-    uint32_t checked;   /* 1: read all tables of all files at the open, as those of the top are read for writing */
-    const char *bitmap; /* of the top, whose changes extents tell with IOU_DIRTY; NULL: none */
+    uint32_t reserved;
+    const char *bitmap;         /* of the top, whose changes extents tell with IOU_DIRTY; NULL: none */
     iou_qcow2_verdict *verdict; /* filled before the completion */
 } iou_qcow2_chain;
 
-/* Most files of a chain, the image among them. image/chain.py has the same limit for qemu-nbd. */
+/* Most files of a chain, the image among them. storage/qemu/chain.py has the same limit for qemu-nbd. */
 enum { IOU_QCOW2_MAX_LAYERS = 65 };
 
 /* Of an open image, since it was opened. */

@@ -41,6 +41,8 @@ static uint64_t enter_round(struct client *client, const struct op *op) {
         failure = failure_gone(client, "it is not connected to");
     if (!failure && !alive && !op_canceled(op))
         failure = await_session(client, op->control);
+    if (!failure && !client->session.count && !op_canceled(op)) /* another one has ended while this thread slept */
+        failure = failure_gone(client, "it is not connected to");
     return failure;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening: all files, top first, each with its locks before anything of it is read; their headers; and, to write,
- * all tables of the top. Files below the top are only read.
+ * Opening: all files, top first, each with its locks before anything of it is read; their headers; and, to write, all
+ * tables of the top. Files below the top are only read.
  */
 
 #include <errno.h>
@@ -143,21 +143,18 @@ static int open_format(struct op *op, const iou_qcow2_layer *layer, bool writabl
     return read_table(op, q, q->header.l1_offset, q->header.l1_size, &q->l1);
 }
 
-/* ---- all tables ------------------------------------------------------------------------------------------------- */
-
-static int open_tables(struct op *op, struct qcow2 *q, iou_qcow2_verdict *verdict) {
-    q->refcount_blocks = q->refcount_room;
-    int error = read_table(op, q, q->table_offset, q->refcount_blocks, &q->refcount_table);
-    return error ? error : walk_run(q, op, verdict);
-}
+/* ---- for writing ------------------------------------------------------------------------------------------------ */
 
 /* A last cluster that the end of the file cuts is made whole: tables are written in units of sectors. */
 static int make_writable(struct op *op, struct qcow2 *q, iou_qcow2_verdict *verdict) {
     uint64_t size = layer_size(q->file);
-    int error = open_tables(op, q, verdict);
+    q->refcount_blocks = q->refcount_room;
+    int error = read_table(op, q, q->table_offset, q->refcount_blocks, &q->refcount_table);
     if (!error && (bits_reserve(&q->refcount_dirty, q->refcount_blocks / 64 + 1) ||
                    bits_reserve(&q->refcount_new, q->refcount_blocks)))
         error = op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    if (!error)
+        error = walk_run(q, op, verdict);
     if (!error && q->file->image->type == IOU_FILE && !is_aligned(size, q->cluster)) {
         error = layer_cut(op, q->file, round_up(size, q->cluster));
         q->space.end = layer_size(q->file) >> q->cluster_bits;
@@ -205,8 +202,6 @@ static int open_levels(struct op *op, struct chain *chain) {
         error = open_file(op, layer, flags, &chain->levels[i]);
         if (!error && !layer->raw)
             error = open_format(op, layer, flags & IOU_WRITABLE, &chain->levels[i], verdict);
-        if (!error && !layer->raw && op->chain->checked && !(flags & IOU_WRITABLE))
-            error = open_tables(op, chain->levels[i].format, verdict);
     }
     verdict->layer = error ? verdict->layer : 0;
     if (!error && op->flags & IOU_WRITABLE)

@@ -55,7 +55,6 @@ class Disk(Image):
         buffered: bool = False,
         shared: bool = False,
         bitmap: str | None = None,
-        checked: bool = False,
     ) -> None:
         layers = [Layer(Path(image))] if isinstance(image, Path | str) else list(image)
         flags = (
@@ -76,7 +75,6 @@ class Disk(Image):
             file.raw = layer.raw
         verdict = ffi.new("iou_qcow2_verdict *")
         chain = ffi.new("iou_qcow2_chain *", {"layers": files, "count": len(layers), "verdict": verdict})
-        chain.checked = checked
         chain.bitmap = ffi.NULL if bitmap is None else text(bitmap)
         completion = ffi.new("iou_completion *")
         status = lib.iou_open_qcow2(chain, flags, completion)

@@ -196,19 +196,6 @@ def test_truncated_data_is_an_error_and_not_zeros(image: Path) -> None:
         disk.read(100 << 10, 200 << 10)
 
 
-def test_checked_reader_refuses_data_past_the_end(image: Path, tmp_path: Path) -> None:
-    """The image that is cut may be any of the chain."""
-    top = create(tmp_path / "top", "1M", backing=image)
-    layers = [Layer(top, str(image)), Layer(image)]
-    Disk(layers, writable=False, checked=True).close()
-    os.truncate(image, image.stat().st_size - 65536)
-    with pytest.raises(Judged) as caught:
-        Disk(layers, writable=False, checked=True)
-    assert caught.value.verdict.judgment == "refuse"
-    assert caught.value.verdict.layer == 1
-    assert "past the end of the file" in caught.value.verdict.reason
-
-
 def test_claims_cost_nothing(tmp_path: Path) -> None:
     """A short file that claims the largest tables is refused at once, and so is one that is long and empty."""
     path = create(tmp_path / "image", "1M")

@@ -36,7 +36,8 @@ class Qcow2Image:
     """An open image, and the files below it, which are locked. Thread-safe. Methods block, and raise LocalError.
 
     `name` is the image's name in messages. With `shared`, other programs may write to the image, and nothing is locked.
-    The constructor raises NeedsQemu, too. It reads all tables of an image, and leaves one that misses a part to qemu.
+    The constructor raises NeedsQemu, too. An image to read is left to qemu if one of its extents cannot be found, as in
+    a file whose end is missing.
     """
 
     def __init__(self, path: Path, name: str, *, writable: bool = False, shared: bool = False) -> None:
@@ -62,8 +63,10 @@ class Qcow2Image:
                 self._files[link] = fd
             # By the links C opens the files that were locked, whatever has their names now.
             files = [file._replace(path=str(link)) for file, link in zip(chain.files, self._files, strict=True)]
-            self._handle = self._open(ChainMemory(files, checked=True))
+            self._handle = self._open(ChainMemory(files))
             self._opened = opened.pop_all()
+        if not writable and not shared:
+            self._require_whole()
 
     @property
     def size(self) -> int:
@@ -141,6 +144,16 @@ class Qcow2Image:
         if error:
             raise LocalError(f"can't open {self._name}: {os.strerror(error)}")
         return completion.handle
+
+    def _require_whole(self) -> None:
+        try:
+            for _ in self.extents():
+                pass
+        except BaseException as e:
+            self.close()
+            if isinstance(e, LocalError):
+                raise NeedsQemu("its tables are damaged") from e
+            raise
 
     def _run(self, kind: int, what: str, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL) -> Any:
         size = 0 if buffer == ffi.NULL else ffi.sizeof(buffer)
