@@ -158,9 +158,10 @@ def _listens(service: str, host: str, port: int, *, running: bool) -> Finding:
 
 def formats(config: Config) -> Finding:
     """Check what tickets with a format need: qemu-nbd, and the directories in allowed_paths."""
-    own = "raw and qcow2" if config.backend_file.qcow2 == "native" else "raw"
+    native = config.backend_file.qcow2 == "native"
+    own = "raw and qcow2" if native else "raw"
     if shutil.which("qemu-nbd") is None:
-        verdict = failed if config.backend_nbd.allowed_paths else ok
+        verdict = ok if not config.backend_nbd.allowed_paths else warning if native else failed
         return verdict("formats", f"{own} only: qemu-nbd is not installed (qemu-utils)")
     wrong = [path for path in config.backend_nbd.allowed_paths if not os.access(path, os.R_OK | os.X_OK)]
     if wrong:

@@ -51,7 +51,7 @@ class Uploading:
         """Return what run() would do. Changes nothing on the server, and keeps no file on this host."""
         from .transfer import preview  # noqa: PLC0415 - other transfers start 1 ms earlier without it
 
-        how = replace(self.options, expect=None, base=None, bitmap=None)  # checking these would take long
+        how = replace(self.options, expect=None)  # checking that would take long
         with self._opened(how) as (session, source, given):
             session.stop.call(source.stop)
             names = {"name": _name(self.source, "standard input"), "format_name": reading(given, how)}

@@ -100,6 +100,10 @@ class LocalError(ClientError):
     status = 5
 
 
+class ImageInUse(LocalError):
+    """Another program uses a local image."""
+
+
 class ChecksumMismatch(ClientError):
     """Source and target have different content."""
 

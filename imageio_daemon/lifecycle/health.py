@@ -6,6 +6,7 @@ for storage holds no lock. The event loop needs no check, as the callers run on 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -13,6 +14,8 @@ from ..net.accepting import Acceptor
 from ..runtime.degraded import Degraded
 from ..storage.threads import start_thread
 from ..transfers.store import TransferStore
+
+log = logging.getLogger(__name__)
 
 #: Seconds in which the lanes have to answer.
 LANES_TIMEOUT = 2.0
@@ -29,16 +32,19 @@ class Liveness:
     def ask(self) -> bool:
         """Ask the lanes, and return whether they have answered the call before.
 
-        If they have not, this does not ask again, so that at most one question waits. Raises what `look` has raised.
+        If they have not, this does not ask again, so that at most one question waits. What `look` raises is logged, and
+        no answer.
         """
         if not self._asked.done():
             return False
-        self._asked.result()
+        error = self._asked.exception()
+        if error is not None:
+            log.error("lanes cannot be asked", exc_info=error)
         self._asked = start_thread(self._look)
-        return True
+        return error is None
 
     async def answered(self, timeout: float) -> bool:
-        """Ask the lanes, and return whether they answer within `timeout` seconds. Raises what ask() raises."""
+        """Ask the lanes, and return whether they answer within `timeout` seconds."""
         self.ask()
         answer = asyncio.wrap_future(self._asked)
         done, _ = await asyncio.wait([answer], timeout=timeout)

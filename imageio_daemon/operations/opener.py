@@ -33,8 +33,9 @@ class Opener:
         self._nbd_tls = tls_contexts.client_tls(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
 
     def why_no_formats(self) -> str:
-        """Return why tickets with a format cannot be opened, or "" if they can, or if allowed_paths is empty."""
-        return self._why_no_qemu() if self._config.backend_nbd.allowed_paths else ""
+        """Return why qcow2 images cannot be opened, or "" if they can, or if allowed_paths is empty."""
+        needed = self._config.backend_file.qcow2 == "qemu-nbd" and self._config.backend_nbd.allowed_paths
+        return self._why_no_qemu() if needed else ""
 
     def why_no_ceph(self) -> str:
         """Return why images on Ceph cannot be opened, or "" if they can, or if allowed_pools is empty."""

@@ -2,12 +2,13 @@
 """Raw files and block devices, through the C engine."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Canceled
+from ..errors import Canceled, Error
 from ..image import lasting
 from .backend import BackendInfo, Operation
 from .engine import Engine
@@ -48,7 +49,7 @@ class FileBackend(EngineImage):
         try:
             return cls(engine, handle, path, await _lasting(info))
         except BaseException:
-            await engine.submit(lib.IOU_CLOSE, handle, name=path)
+            await _close(engine, handle, path)
             raise
 
     @property
@@ -106,7 +107,12 @@ async def opened(engine: Engine, opening: "asyncio.Future[Any]", op: Operation, 
 async def _close_opened(engine: Engine, opening: "asyncio.Future[Any]", path: str) -> None:
     await asyncio.wait([opening])
     if opening.exception() is None:
-        await engine.submit(lib.IOU_CLOSE, opening.result(), name=path)
+        await _close(engine, opening.result(), path)
+
+
+async def _close(engine: Engine, handle: Any, path: str) -> None:
+    with contextlib.suppress(Error):  # an engine that ends closes it
+        await engine.submit(lib.IOU_CLOSE, handle, name=path)
 
 
 def tell_writers(info: Any, path: str, *, shared: bool) -> None:

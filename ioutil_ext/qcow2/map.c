@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "base/numbers.h"
+#include "image/io.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
 
@@ -13,9 +14,15 @@ int map_corrupt(struct qcow2 *q, struct op *op) {
     return op_fail(op, IOU_SYS_NONE, EIO);
 }
 
+/* Whether an offset is before the end of the file, which grows if another program writes to what is only read here. */
+static bool is_before_end(const struct qcow2 *q, struct op *op, uint64_t offset) {
+    uint64_t size;
+    return offset < layer_size(q->file) || (!q->file->writable && !size_refresh(op, q->file, &size) && offset < size);
+}
+
 /* Whether a cluster at this offset begins inside of the file. */
-static bool is_inside_map(const struct qcow2 *q, uint64_t offset) {
-    return is_aligned(offset, q->cluster) && offset && offset < layer_size(q->file);
+static bool is_inside_map(const struct qcow2 *q, struct op *op, uint64_t offset) {
+    return is_aligned(offset, q->cluster) && offset && is_before_end(q, op, offset);
 }
 
 int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **slice) {
@@ -24,7 +31,7 @@ int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **sl
     *slice = NULL;
     if (!l1)
         return 0;
-    if (l1 & L1_RESERVED || !is_inside_map(q, table))
+    if (l1 & L1_RESERVED || !is_inside_map(q, op, table))
         return map_corrupt(q, op);
     uint64_t key = number >> (q->slice_bits - q->entry_bits);
     return cache_get(q, op, key, table + round_down(place, UINT64_C(1) << q->slice_bits), slice);
@@ -35,7 +42,7 @@ int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **sl
 static int compressed_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *mapping) {
     uint64_t offset;
     map_compressed(q, entry, &offset);
-    if (entry & ENTRY_COPIED || offset >= min_u64(layer_size(q->file), MAX_HOST))
+    if (entry & ENTRY_COPIED || offset >= MAX_HOST || !is_before_end(q, op, offset))
         return map_corrupt(q, op);
     mapping->kind = KIND_COMPRESSED;
     return 0;
@@ -47,7 +54,7 @@ int map_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *ma
     *mapping = (struct mapping){.entry = entry, .host = host, .kind = KIND_UNALLOCATED};
     if (entry & ENTRY_COMPRESSED)
         return compressed_entry(q, op, entry, mapping);
-    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) || (host && !is_inside_map(q, host)))
+    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) || (host && !is_inside_map(q, op, host)))
         return map_corrupt(q, op);
     if (zero)
         mapping->kind = KIND_ZERO;

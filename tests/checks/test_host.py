@@ -222,7 +222,9 @@ def test_formats_need_qemu(configure: Configure, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "/no/such")
     assert "qemu-nbd is not installed" in host.formats(configure()).text
     assert host.formats(configure()).verdict is Verdict.OK
-    assert host.formats(configure(backend_nbd={"allowed_paths": ("/images",)})).verdict is Verdict.FAILED
+    chains = {"allowed_paths": ("/images",)}
+    assert host.formats(configure(backend_nbd=chains)).verdict is Verdict.WARNING
+    assert host.formats(configure(backend_nbd=chains, backend_file={"qcow2": "qemu-nbd"})).verdict is Verdict.FAILED
 
 
 def test_lanes_need_memory(configure: Configure) -> None:

@@ -19,6 +19,7 @@ from imageio_daemon.client import (
     Refused,
     Settings,
     StorageFailed,
+    Usage,
     preview_download,
     preview_upload,
     upload,
@@ -333,3 +334,16 @@ def test_update_of_an_image_in_use_would_be_refused(daemon: Daemon, target: Imag
     with qemu_nbd(copy, "qcow2"):
         result = run("download", "--dry-run", "--update", "--cafile", daemon.cafile, daemon.url(target.ticket), copy)
         result.failed_with("is in use by", 5)
+
+
+def test_update_by_a_bitmap_is_previewed(daemon: Daemon, target: Image, tls: Settings, tmp_path: Path) -> None:
+    disk = tmp_path / "disk.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", disk, str(SIZE + 512)], check=True)
+    subprocess.run(["qemu-img", "bitmap", "--add", "-f", "qcow2", disk, "since"], check=True)
+    by: dict[str, Any] = {"settings": tls, "update": True, "base": "0" * 64, "bitmap": "since"}
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(MiB))
+    refused = preview_upload(disk, daemon.url(target.ticket), **by).refused
+    assert [type(error) for error in refused] == [ChecksumMismatch]  # of another size
+    with pytest.raises(Usage, match="only a qcow2 image in a file"):
+        preview_upload(raw, daemon.url(target.ticket), **by)

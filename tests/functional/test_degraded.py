@@ -135,7 +135,11 @@ WAYS = {
         breaks=lambda daemon: options(daemon, "[daemon]\nhash_threads = 2\nmax_tickets = 7\n[nbd]\nenable = true\n"),
         mends=lambda daemon: options(daemon, ""),
     ),
-    "formats": Way(Feature.FORMATS, "qemu-nbd is not installed", {"backend_nbd": {"allowed_paths": "/images"}}),
+    "formats": Way(
+        Feature.FORMATS,
+        "qemu-nbd is not installed",
+        {"backend_file": {"qcow2": "qemu-nbd"}, "backend_nbd": {"allowed_paths": "/images"}},
+    ),
     "ceph": Way(Feature.CEPH, "qemu-nbd is not installed", {"backend_rbd": {"allowed_pools": "images"}}),
 }
 
@@ -301,6 +305,6 @@ def check_mended(daemon: Daemon, manager: Manager, feature: Feature) -> None:
 
 
 def status_line(manager: Manager) -> str:
-    """Return the newest status line."""
+    """Return the newest status line, or "" if there is none yet."""
     lines = [line for told in manager.states for line in told.splitlines() if line.startswith("STATUS=")]
-    return lines[-1].removeprefix("STATUS=")
+    return lines[-1].removeprefix("STATUS=") if lines else ""

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from ioutil_ext import lib
 
-from ..errors import LocalError
+from ..errors import ImageInUse, LocalError
 from .formats import is_elsewhere
 
 #: Most seconds for finding the program that uses an image, because a host may have thousands of processes.
@@ -48,7 +48,7 @@ def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
         _refuse_mounted(path, fd, writes=writes)
         error = -lib.iou_lock(fd, writes)
         if error == errno.EBUSY:
-            raise LocalError(f"{path} is in use by {_who_has(fd)}: {REMEDY}")
+            raise ImageInUse(f"{path} is in use by {_who_has(fd)}: {REMEDY}")
         if error not in (0, errno.ENOLCK):
             raise LocalError(f"can't lock {path}: {os.strerror(error)}")
         yield

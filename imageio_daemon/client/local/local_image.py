@@ -73,7 +73,7 @@ class LocalImage:
             self._checked("close", execute(self._handles.pop(), lib.IOU_CLOSE))
 
     def _open(self, flags: int) -> None:
-        name = ffi.new("char[]", os.fsencode(self._path.resolve()))
+        name = ffi.new("char[]", os.fsencode(self._path.absolute()))
         flags |= lib.IOU_WRITABLE | lib.IOU_SHARED  # in_use.py has the locks
         completion = execute(ffi.NULL, lib.IOU_OPEN, flags, 0, len(name) - 1, name, len(name) - 1)
         self._handles.append(self._checked("open", completion).handle)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LocalError
+from ..errors import ImageInUse, LocalError
 from .image_source import FormatSource, PresentSource
 from .image_target import InPlace, NewImage
 from .layers import whole_sectors
@@ -25,25 +25,35 @@ def qcow2_source(path: Path, *, shared: bool = False, name: str | None = None) -
     """Open a source. `name` is for messages, by default the path. Raises LocalError."""
     os.close(open_image(path))  # so that a missing file is told as for other images
     try:
-        return FormatSource(Qcow2Image(path, name or str(path), shared=shared), "qcow2", None, shared=shared)
+        image = Qcow2Image(path, name or str(path), shared=shared)
     except NeedsQemu as e:
         from .qemu import QemuSource  # noqa: PLC0415 - most images do without
 
         return QemuSource(path, "qcow2", shared=shared, name=name, why=_why(path, e))
+    with contextlib.ExitStack() as opened:
+        opened.callback(image.close)
+        source = FormatSource(image, "qcow2", None, shared=shared)
+        opened.pop_all()
+    return source
 
 
-class NewQcow2(NewImage[Qcow2Image]):
+class NewQcow2(NewImage["Qcow2Image | PrivateQemuNbd"]):
     """A new image. With `continues`, an interrupted download leaves it for the next one."""
 
     def __init__(self, path: Path, *, continues: bool = False) -> None:
         super().__init__(path, "qcow2", continues=continues)
 
     def resume(self, size: int) -> Source | None:
-        """Open the image of an earlier download, if there is one that can be written, and it has this size."""
+        """Open the image of an earlier download, if there is one that can be written, and it has this size.
+
+        Raises ImageInUse.
+        """
         if not self._part.is_earlier:
             return None
         try:
             self._image = self._open(self._part.path)
+        except ImageInUse:  # it stays: the next download may have it
+            raise
         except LocalError as e:
             log.warning("%s", e)
             return None
@@ -52,11 +62,8 @@ class NewQcow2(NewImage[Qcow2Image]):
     def _make(self, path: Path, size: int) -> None:
         create_qcow2(path, size)
 
-    def _open(self, path: Path) -> Qcow2Image:
-        try:
-            return Qcow2Image(path, str(path), writable=True)
-        except NeedsQemu as e:
-            raise LocalError(f"can't open {path}: {e}") from e
+    def _open(self, path: Path) -> "Qcow2Image | PrivateQemuNbd":
+        return _opened(path, writable=True)
 
 
 class UpdatedQcow2(InPlace["Qcow2Image | PrivateQemuNbd"]):

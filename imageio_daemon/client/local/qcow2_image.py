@@ -10,7 +10,7 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ...errors import Error
+from ...errors import StorageError, Unusable
 from ...image.chain import QemuImage, inspect
 from ...image.chain_memory import ChainMemory
 from ...image.extents import Extent
@@ -48,14 +48,18 @@ class Qcow2Image:
         self.ended_well = False
         try:
             chain = inspect(QemuImage(str(path.absolute()), "qcow2", True, ANY_FILE))
-        except Error as e:  # qemu tells it better, or opens it
-            raise NeedsQemu(str(e)) from e
+        except Unusable as e:  # qemu tells it better, or opens it
+            raise NeedsQemu(e.told.removeprefix("The image cannot be served: ")) from e
+        except StorageError as e:
+            raise NeedsQemu(f"its files can't be opened: {os.strerror(e.errno)}") from e
         if any(file.format not in ("qcow2", "raw") for file in chain.files):
             raise NeedsQemu("a file below it has another format")
         with contextlib.ExitStack() as opened:
             self._files: dict[Path, int] = {}
             for file in chain.files:
                 fd = opened.enter_context(opened_image(Path(file.path)))
+                if not self._files and not os.path.samestat(os.stat(path), os.fstat(fd)):
+                    raise NeedsQemu("its path leads elsewhere")  # through a link that has no name, as in proc(5)
                 link = Path(f"/proc/self/fd/{fd}")
                 if not shared:
                     writes = writable and not self._files
@@ -65,15 +69,12 @@ class Qcow2Image:
             files = [file._replace(path=str(link)) for file, link in zip(chain.files, self._files, strict=True)]
             self._handle = self._open(ChainMemory(files))
             self._opened = opened.pop_all()
-        if not writable and not shared:
-            self._require_whole()
-
-    @property
-    def size(self) -> int:
-        """Return the size of the disk, in bytes."""
         info = ffi.new("iou_info *")
         lib.iou_handle_info(self._handle, info)
-        return int(info.size)
+        #: Bytes of the disk.
+        self.size = int(info.size)
+        if not writable and not shared:
+            self._require_whole()
 
     def files(self) -> list[Path]:
         """Return the files and devices of which the image consists, top first, as links to the open files."""
@@ -128,7 +129,8 @@ class Qcow2Image:
         handle, self._handle = self._handle, ffi.NULL
         with self._opened:
             flushed = execute(handle, lib.IOU_FLUSH).error if self._writable else 0
-            error = flushed or execute(handle, lib.IOU_CLOSE).error
+            closed = execute(handle, lib.IOU_CLOSE).error
+        error = flushed or closed
         self.ended_well = error == 0
         if error and not self._control.canceled:
             raise LocalError(f"can't close {self._name}: {os.strerror(error)}")

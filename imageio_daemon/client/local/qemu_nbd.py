@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...urls.nbd import NbdAddress
-from ..errors import LocalError
+from ..errors import ImageInUse, LocalError
 from .in_use import REMEDY
 from .nbd_image import NbdImage
 from .source import identity
@@ -136,7 +136,9 @@ class PrivateQemuNbd(NbdImage):
         while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
                 said = self._said()
-                raise LocalError(f"can't open {name}: {said}{f' ({REMEDY})' if IN_USE in said else ''}")
+                if IN_USE in said:
+                    raise ImageInUse(f"can't open {name}: {said} ({REMEDY})")
+                raise LocalError(f"can't open {name}: {said}")
             if time.monotonic() > deadline:
                 raise LocalError(
                     f"can't open {name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download of a remote image to a local target."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -212,11 +213,9 @@ class Download:
         closing: list[Callable[[], None]] = [partial(self._leave_target, error)]
         if self._manifest is not None:
             closing.append(self._manifest.abandon)
-        for close in closing:
-            try:
-                close()
-            except LocalError as e:
-                log.warning("%s", e)
+        with contextlib.ExitStack() as all_of_them:
+            for close in reversed(closing):
+                all_of_them.callback(_told, close)
 
     def _leave_target(self, error: BaseException) -> None:
         """Close the target, and keep what it has if the next download can continue with it."""
@@ -281,3 +280,11 @@ class Download:
                 f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image{late}"
             )
         return ours
+
+
+def _told(close: Callable[[], None]) -> None:
+    """Call a function, and log its failure."""
+    try:
+        close()
+    except (LocalError, OSError) as e:
+        log.warning("%s", e)

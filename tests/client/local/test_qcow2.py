@@ -5,13 +5,15 @@ import contextlib
 import errno
 import logging
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from imageio_daemon.client import Settings, download, info, upload
-from imageio_daemon.client.errors import LocalError, Stopped
+from imageio_daemon.client.errors import ImageInUse, LocalError, Stopped
 from imageio_daemon.client.local.image_source import FormatSource
 from imageio_daemon.client.local.local_image import execute
 from imageio_daemon.client.local.qcow2 import NewQcow2, UpdatedQcow2, qcow2_source
@@ -19,6 +21,7 @@ from imageio_daemon.client.local.qcow2_image import Qcow2Image, create_qcow2
 from imageio_daemon.client.local.qemu import QemuSource
 from imageio_daemon.client.local.source import Source
 from tests.client.local.test_formats import converted, qemu_img, same
+from tests.qcow2.disk import qemu_io
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
 from tests.support.locks import NO_WRITE, READ, locks, served
@@ -158,6 +161,37 @@ def test_image_with_bitmaps_is_updated_by_qemu(tmp_path: Path, disk: Path) -> No
 # Files that change, and files that others use
 
 
+def test_image_that_grows_is_read_if_it_is_shared(tmp_path: Path) -> None:
+    image = tmp_path / "image.qcow2"
+    qemu_img("create", "-f", "qcow2", image, "64M")
+    with contextlib.closing(qcow2_source(image, shared=True)) as source:
+        qemu_io(image, "write -P 7 8M 16M")
+        buffer = bytearray(MiB)
+        source.read(20 * MiB, memoryview(buffer))
+        assert bytes(buffer) in (b"\7" * MiB, bytes(MiB))  # as new as the tables that were read
+        assert sum(extent.length for extent in source.extents()) == 64 * MiB
+
+
+def test_path_through_the_root_of_another_namespace_is_followed(tmp_path: Path) -> None:
+    """Its link says only "/"."""
+    if reason := missing("ext4"):
+        pytest.skip(reason)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for directory, byte in ((ours, 1), (theirs, 2)):
+        directory.mkdir()
+        qemu_img("create", "-f", "qcow2", directory / "image.qcow2", "1M")
+        qemu_io(directory / "image.qcow2", f"write -P {byte} 0 1M")
+    script = f"mount --bind {theirs} {ours} && echo ready && read end"
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        path = Path(f"/proc/{other.pid}/root{ours}/image.qcow2")
+        with contextlib.closing(qcow2_source(path)) as source:
+            assert content(source) == b"\2" * MiB
+        other.communicate(b"\n")
+
+
 def test_file_below_that_changes_is_told(top: Path) -> None:
     with contextlib.closing(qcow2_source(top)) as source:
         source.check()
@@ -277,6 +311,31 @@ def test_what_a_stopped_download_keeps_is_flushed(tmp_path: Path) -> None:
     again.abandon()
 
 
+def test_earlier_image_that_is_in_use_stays(tmp_path: Path) -> None:
+    target = NewQcow2(tmp_path / "image", continues=True)
+    target.start(MiB)
+    target.keep()
+    with served(tmp_path / "image.part", "qcow2"):
+        again = NewQcow2(tmp_path / "image", continues=True)
+        with pytest.raises(ImageInUse, match=r"image\.part is in use by qemu-nbd"):
+            again.resume(MiB)
+        again.keep()
+    assert (tmp_path / "image.part").exists()
+
+
+def test_earlier_image_that_only_qemu_writes_goes_on(tmp_path: Path) -> None:
+    target = NewQcow2(tmp_path / "image", continues=True)
+    target.start(MiB)
+    target.write(0, memoryview(pattern(KiB)))
+    target.keep()
+    qemu_img("bitmap", "--add", "-f", "qcow2", tmp_path / "image.part", "since")
+    again = NewQcow2(tmp_path / "image", continues=True)
+    left = again.resume(MiB)
+    assert left is not None
+    assert content(left)[:KiB] == pattern(KiB)
+    again.abandon()
+
+
 def test_earlier_image_that_cant_be_written_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     NewQcow2(tmp_path / "image", continues=True).keep()
     (tmp_path / "image.part").write_bytes(b"no image")
@@ -316,3 +375,23 @@ def test_failure_of_the_last_flush_is_told(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(LocalError, match="can't close image: Input/output error"):
         image.close()
     assert not image.ended_well
+    monkeypatch.undo()
+    again = Qcow2Image(path, "image", writable=True)  # nothing of this process has it open
+    again.close()
+
+
+def test_image_whose_files_cant_be_seen_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "image"
+    path.touch()
+    create_qcow2(path, MiB)
+    monkeypatch.setattr("imageio_daemon.client.local.qcow2.FormatSource", Mock(side_effect=OSError(errno.EIO, "x")))
+    with pytest.raises(OSError, match="x"):
+        qcow2_source(path)
+    assert locks(path) == set()
+
+
+def test_missing_file_below_is_told_where_there_is_no_qemu(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (top.parent / "below" / "base.qcow2").unlink()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LocalError, match=r"needs because its files can't be opened: No such file"):
+        qcow2_source(top)
