@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from ...units import KiB, MiB
 from ..errors import LocalError
+from .source import opened_image
 from .stream import Ahead, Reader
 
 #: Files of an OVA that are no disks: description, manifest, certificate (DSP0243, "Distribution"), firmware settings.
@@ -135,12 +136,9 @@ def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterato
 
 def members_of_file(path: Path) -> list[Member]:
     """Return the regular members of an uncompressed archive. Raises LocalError, also if one is cut off."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            found = list(members(file, str(path), file))
-            end = file.seek(0, 2)
-    except OSError as e:
-        raise LocalError(f"can't read {path}: {e.strerror}") from e
+    with opened_image(path) as fd, open(fd, "rb", buffering=0, closefd=False) as file:
+        found = list(members(file, str(path), file))
+        end = file.seek(0, 2)
     for member in found:
         if not member.sparse and member.offset + member.size > end:
             raise LocalError(f"{path} ends in the middle of {member.name}")

@@ -219,9 +219,14 @@ def open_image(path: Path) -> int:
 
 @contextlib.contextmanager
 def opened_image(path: Path) -> Iterator[int]:
-    """Open a regular file or block device for the block, and yield its descriptor. Raises LocalError."""
+    """Open a regular file or block device for the block, and yield its descriptor.
+
+    Raises LocalError, also for an OSError of the block.
+    """
     fd = open_image(path)
     try:
         yield fd
+    except OSError as e:
+        raise LocalError(f"can't read {path}: {e.strerror}") from e
     finally:
         os.close(fd)

@@ -94,13 +94,13 @@ class States:
                 json.dump({"done": done}, file)
             os.fsync(fd)
             new.replace(self._own)
+            if self._held and self._held[0] != self._own:
+                self._held[0].unlink(missing_ok=True)
+            elif not self._held:
+                self._tidy()
         except BaseException:
             os.close(fd)
             raise
-        if self._held and self._held[0] != self._own:
-            self._held[0].unlink(missing_ok=True)
-        elif not self._held:
-            self._tidy()
         self.release()
         self._held = (self._own, fd)
 

@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
@@ -308,3 +309,10 @@ def test_names_are_shown_without_control_characters(daemon: Daemon, tmp_path: Pa
     path = packed(tmp_path / "a.tar", [("\x1b[2J", b""), *((f"disk{number}", b"") for number in range(30))])
     with pytest.raises(LocalError, match=r"has no member x, but \\x1b\[2J, disk0, .*, 11 more$"):
         upload(path, daemon.url("ticket"), member="x")
+
+
+def test_pipe_by_a_name_is_no_archive(tmp_path: Path) -> None:
+    """Opening it would wait for ever."""
+    os.mkfifo(tmp_path / "a.ova")
+    with pytest.raises(LocalError, match=r"a\.ova is not a regular file or block device"):
+        disks(tmp_path / "a.ova")

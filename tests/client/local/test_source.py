@@ -2,14 +2,15 @@
 """Reads of files and block devices."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import Settings, upload
-from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client import LocalError, Settings, upload
+from imageio_daemon.client.local.source import FileSource, opened_image
 from imageio_daemon.client.transfer.memory import new_buffer
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -64,3 +65,9 @@ def test_last_sector_of_a_device_is_read(device: Path) -> None:
         buffer = new_buffer(MiB)[: source.size % MiB or MiB]
         source.read(source.size - len(buffer), buffer)
         assert buffer == pattern(source.size)[source.size - len(buffer) :]
+
+
+def test_failed_read_of_an_opened_image_is_told(tmp_path: Path) -> None:
+    (tmp_path / "image").touch()
+    with pytest.raises(LocalError, match=r"can't read .*image: Input/output error"), opened_image(tmp_path / "image"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
