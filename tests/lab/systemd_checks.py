@@ -122,14 +122,14 @@ def image() -> Iterator[Path]:
 
 
 @pytest.fixture
-def qcow2(image: Path) -> Path:
-    """An empty qcow2 of the service's user."""
-    run("qemu-img", "create", "-f", "qcow2", image, SIZE)
+def vmdk(image: Path) -> Path:
+    """An empty vmdk of the service's user."""
+    run("qemu-img", "create", "-f", "vmdk", image, SIZE)
     return image
 
 
-def add_qcow2_ticket(image: Path) -> str:
-    return PROGRAMS.add(image, "--format", "qcow2", "--write-only")
+def add_ticket(image: Path, image_format: str) -> str:
+    return PROGRAMS.add(image, "--format", image_format, "--write-only")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -252,14 +252,24 @@ def test_nbd_client_is_served_by_threads_in_c(image: Path) -> None:
     eventually(lambda: "nbd-lane" not in thread_names(main_pid()), "its threads have ended")
 
 
-def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: Path) -> None:
-    ticket = add_qcow2_ticket(qcow2)
+def test_qcow2_is_served_by_the_service_itself(source: Path, image: Path) -> None:
+    run("qemu-img", "create", "-f", "qcow2", image, SIZE)
+    ticket = add_ticket(image, "qcow2")
+    PROGRAMS.upload(source, ticket, "--verify")
+    assert processes() == [main_pid()]
+    PROGRAMS.ctl("ticket remove", "--id", ticket)
+    run("qemu-img", "check", "-f", "qcow2", image)
+    run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, image)
+
+
+def test_another_format_is_served_by_qemu_nbd_without_capabilities(source: Path, vmdk: Path) -> None:
+    ticket = add_ticket(vmdk, "vmdk")
     PROGRAMS.upload(source, ticket, "--verify")
     servers = [pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd"]
     assert [(status_of(pid)["CapEff"], status_of(pid)["Seccomp"]) for pid in servers] == [("0" * 16, "2")]
     PROGRAMS.ctl("ticket remove", "--id", ticket)
-    run("qemu-img", "check", "-f", "qcow2", qcow2)
-    run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, qcow2)
+    run("qemu-img", "check", "-f", "vmdk", vmdk)
+    run("qemu-img", "compare", "-f", "raw", "-F", "vmdk", source, vmdk)
 
 
 # The checks of the host
@@ -312,8 +322,8 @@ def test_reload_leaves_a_running_transfer_alone(image: Path) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-def test_killed_service_is_restarted_and_serves(source: Path, qcow2: Path) -> None:
-    PROGRAMS.upload(source, add_qcow2_ticket(qcow2))
+def test_killed_service_is_restarted_and_serves(source: Path, vmdk: Path) -> None:
+    PROGRAMS.upload(source, add_ticket(vmdk, "vmdk"))
     before = processes()
     assert len(before) == 2
     os.kill(main_pid(), signal.SIGKILL)
@@ -325,7 +335,7 @@ def test_killed_service_is_restarted_and_serves(source: Path, qcow2: Path) -> No
     )
     assert processes() == [main_pid()]  # qemu-nbd has gone with it
     assert not list(CONTROL.parent.glob("qemu-nbd-*"))
-    PROGRAMS.upload(source, add_qcow2_ticket(qcow2), "--verify")
+    PROGRAMS.upload(source, add_ticket(vmdk, "vmdk"), "--verify")
 
 
 def test_stop_waits_for_a_request_that_goes_on(image: Path) -> None:
@@ -371,8 +381,8 @@ def test_drained_service_ends_with_success(image: Path) -> None:
     assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
 
 
-def test_stop_ends_what_does_not_end_itself(source: Path, qcow2: Path) -> None:
-    PROGRAMS.upload(source, add_qcow2_ticket(qcow2))
+def test_stop_ends_what_does_not_end_itself(source: Path, vmdk: Path) -> None:
+    PROGRAMS.upload(source, add_ticket(vmdk, "vmdk"))
     (server,) = (pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd")
     os.kill(server, signal.SIGSTOP)
     run("systemctl", "stop", UNIT)
