@@ -12,7 +12,10 @@ import random
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +34,9 @@ class Change(NamedTuple):
     data: bytes
 
 
-def changes(seed: str, thread: int, part: int) -> Iterator[Change]:
-    """Yield the changes of a thread, without end. part: bytes of the disk that each thread has."""
+def changes(seed: str, thread: int, size: int) -> Iterator[Change]:
+    """Yield the changes of a thread of a disk of this size, without end."""
+    part = size // THREADS // SECTOR * SECTOR
     rng = random.Random(f"{seed} {thread}")
     while True:
         kind = rng.choice(("write",) * 6 + ("zero", "zero", "trim", "flush"))
@@ -42,11 +46,11 @@ def changes(seed: str, thread: int, part: int) -> Iterator[Change]:
         yield Change(kind, thread * part + offset * SECTOR, b"" if kind == "flush" else data)
 
 
-def work(disk: Disk, seed: str, thread: int, part: int, progress: mmap.mmap) -> None:
-    """Change the disk for ever."""
+def work(disk: Disk, sequence: Iterator[Change], tell: Callable[[int, int], None]) -> None:
+    """Change the disk. tell: before each change, how many have begun, and how many of them a flush has covered."""
     covered = 0
-    for number, (kind, offset, data) in enumerate(changes(seed, thread, part), 1):
-        PROGRESS.pack_into(progress, thread * PROGRESS.size, number, covered)
+    for number, (kind, offset, data) in enumerate(sequence, 1):
+        tell(number, covered)
         match kind:
             case "write":
                 disk.write(offset, data)
@@ -59,14 +63,41 @@ def work(disk: Disk, seed: str, thread: int, part: int, progress: mmap.mmap) -> 
                 covered = number
 
 
+def wrong_sectors(found: bytes, seed: str, progress: bytes, before: bytes) -> list[int]:
+    """Return the sectors of a disk that hold what they must not, when its writers have come so far."""
+    changed = _legal(seed, progress, before)
+    sectors = ((at // SECTOR, slice(at, at + SECTOR)) for at in range(0, len(before), SECTOR))
+    return [number for number, part in sectors if found[part] not in changed.get(number, [before[part]])]
+
+
+def _legal(seed: str, progress: bytes, before: bytes) -> dict[int, list[bytes]]:
+    """Return what each sector that was changed may hold.
+
+    What a flush has covered is there, what came after that may be. A trim may leave what was there.
+    """
+    found: defaultdict[int, list[bytes]] = defaultdict(list)
+    for thread, (begun, covered) in enumerate(PROGRESS.iter_unpack(progress)):
+        done = islice(changes(seed, thread, len(before)), begun)
+        for number, (kind, offset, data) in enumerate(done, 1):
+            for at in range(0, len(data), SECTOR):
+                sector = found[(offset + at) // SECTOR]
+                if not sector:
+                    start = offset + at
+                    sector.append(before[start : start + SECTOR])
+                if number <= covered and kind != "trim":
+                    sector.clear()
+                sector.append(data[at : at + SECTOR])
+    return found
+
+
 def main() -> None:
     path, seed, told = sys.argv[1:]
     with Path(told).open("r+b") as file:
         progress = mmap.mmap(file.fileno(), THREADS * PROGRESS.size)
     disk = Disk([Layer(Path(path))])
-    part = disk.info.size // THREADS // SECTOR * SECTOR
     for thread in range(THREADS):
-        threading.Thread(target=work, args=(disk, seed, thread, part, progress)).start()
+        tell = partial(PROGRESS.pack_into, progress, thread * PROGRESS.size)
+        threading.Thread(target=work, args=(disk, changes(seed, thread, disk.info.size), tell)).start()
 
 
 if __name__ == "__main__":
