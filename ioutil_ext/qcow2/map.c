@@ -54,7 +54,8 @@ int map_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *ma
     *mapping = (struct mapping){.entry = entry, .host = host, .kind = KIND_UNALLOCATED};
     if (entry & ENTRY_COMPRESSED)
         return compressed_entry(q, op, entry, mapping);
-    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) || (host && !is_inside_map(q, op, host)))
+    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) ||
+        (host && !is_inside_map(q, op, host)))
         return map_corrupt(q, op);
     if (zero)
         mapping->kind = KIND_ZERO;

@@ -99,10 +99,20 @@ static bool find_recycled(struct space *space, uint64_t count, enum wanted wante
     return false;
 }
 
+/* Whether so many clusters are free, of which nobody knows that they are zeros, that the file must not grow for zeros:
+   they would never be used, if all that is written are parts of new clusters. The rest of such a cluster is written. */
+static bool has_waste(const struct qcow2 *q) {
+    const struct space *space = &q->space;
+    return (space->recycled - space->recycled_zeros) << q->cluster_bits > LEAST_STEP &&
+           space->recycled - space->recycled_zeros > space->tail / 4;
+}
+
 /* Choose clusters of one block of reference counts, and have them. -EAGAIN: the file has to grow. */
 static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, struct taken *taken) {
     struct space *space = &q->space;
     bool file = q->file->image->type == IOU_FILE, recycled = find_recycled(space, count, wanted, taken);
+    if (!recycled && wanted == WANT_ZEROS && has_waste(q))
+        recycled = find_recycled(space, count, WANT_ANY, taken);
     if (!recycled) {
         if (space->tail + count > space->end || (file && !space->tail_zeros))
             return -EAGAIN;
@@ -234,10 +244,9 @@ int space_move_table(struct qcow2 *q, struct op *op) {
     uint64_t had = q->refcount_blocks;
     if (had <= q->refcount_room)
         return 0;
-    uint64_t clusters = divide_up(8 * (had + had / 2 + 8), q->cluster);
-    /* each range of the file begins with its block, so there is no longer row */
-    if (clusters >= UINT64_C(1) << q->count_bits || clusters << q->cluster_bits > MAX_REFCOUNT_TABLE_BYTES)
-        return op_fail(op, IOU_SYS_NONE, EFBIG);
+    uint64_t clusters = min_u64(divide_up(8 * (had + had / 2 + 8), q->cluster), space_longest_table(q));
+    if (clusters << (q->cluster_bits - 3) < had)
+        return op_fail(op, IOU_SYS_NONE, EFBIG); /* not for an image that walk.c has let in */
     int error = take_row(q, op, clusters, &row);
     if (!error)
         error = zero_row(q, op, &row);

@@ -32,6 +32,12 @@ void space_give_back(struct qcow2 *q, struct op *op, const struct taken *taken, 
 /* Free clusters whose count is 0, and which nobody uses. */
 void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros);
 
+/* The most clusters of a table of reference counts: each range of the file begins with its block, so there is no longer
+   row. */
+static inline uint64_t space_longest_table(const struct qcow2 *q) {
+    return min_u64((UINT64_C(1) << q->count_bits) - 1, MAX_REFCOUNT_TABLE_BYTES >> q->cluster_bits);
+}
+
 /* Give the table of reference counts a longer place in the file if it has got too many entries. */
 int space_move_table(struct qcow2 *q, struct op *op);
 

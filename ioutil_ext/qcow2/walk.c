@@ -220,7 +220,54 @@ static int count_blocks(struct walk *walk) {
     return error;
 }
 
+/* ---- free clusters ---------------------------------------------------------------------------------------------- */
+
+/* Most runs of free clusters that are looked at: each takes a system call. */
+#define MOST_LOOKS 65536u
+
+static void note_hole(struct qcow2 *q, uint64_t start, uint64_t end) {
+    for (uint64_t i = divide_up(start, q->cluster); i < end >> q->cluster_bits; i++)
+        q->space.recycled_zeros += bits_set(&q->space.zeros, i);
+}
+
+/* Find the clusters that are holes of the file among free ones. They read as zeros, and will: the flush that makes an
+   entry for one durable makes the file's holes durable before. */
+static int find_holes(struct walk *walk, uint64_t first, uint64_t end, uint32_t *looks) {
+    struct qcow2 *q = walk->q;
+    uint64_t stop, last = end << q->cluster_bits;
+    int error = 0;
+    for (uint64_t at = first << q->cluster_bits; !error && at < last && ++*looks < MOST_LOOKS; at = stop) {
+        bool hole = false;
+        error = layer_extent(walk->op, q->file, at, last, &stop, &hole);
+        if (!error && hole)
+            note_hole(q, at, stop);
+    }
+    return error;
+}
+
+static int learn_free(struct walk *walk) {
+    struct space *space = &walk->q->space;
+    uint32_t looks = walk->q->file->image->type == IOU_FILE ? 0 : MOST_LOOKS;
+    int error = 0;
+    for (uint64_t i = 0, first; !error && i < space->tail; i++) {
+        for (first = i; i < space->tail && !bits_test(&space->used, i);)
+            i++;
+        space->recycled += i - first;
+        if (i > first)
+            error = find_holes(walk, first, i, &looks);
+    }
+    return error;
+}
+
 /* ---- all -------------------------------------------------------------------------------------------------------- */
+
+/* Whether all of the disk could be given clusters, while as many are not free again yet. Very small clusters with wide
+   counts have short rows for their table; qemu makes longer ones. */
+static bool has_counts_for_all(const struct walk *walk) {
+    const struct qcow2 *q = walk->q;
+    uint64_t most = ((UINT64_C(1) << q->count_bits) - 1) << (q->cluster_bits - 3);
+    return (walk->clusters + 2 * divide_up(q->header.size, q->cluster)) >> q->count_bits < most;
+}
 
 /* For L1 entries: whether their table is marked as used once. Before, these bits told L2 tables from others. A table
    that is used once and not marked would be copied, and then freed, while it is read. */
@@ -269,14 +316,16 @@ int walk_run(struct qcow2 *q, struct op *op, iou_qcow2_verdict *verdict) {
     walk.clusters = divide_up(layer_size(q->file), q->cluster);
     if (walk.clusters > MOST_CLUSTERS)
         return judge(op, verdict, IOU_QCOW2_FALLBACK, "its file has too many clusters to be checked");
+    if (!has_counts_for_all(&walk))
+        return judge(op, verdict, IOU_QCOW2_FALLBACK, "its reference counts may not suffice for all of the disk");
     walk.counts = calloc(walk.clusters, sizeof(*walk.counts));
     bool memory = walk.counts && posix_memalign((void **)&walk.table, PAGE_UNIT, max_u64(q->cluster, PAGE_UNIT)) == 0;
     memory = memory && !bits_reserve(&walk.tables, walk.clusters) && !bits_reserve(&walk.copied, walk.clusters);
     memory = memory && !bits_reserve(&q->space.used, walk.clusters) && !bits_reserve(&q->space.zeros, walk.clusters);
     int error = memory ? count_all(&walk) : op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     q->space.end = layer_size(q->file) >> q->cluster_bits;
-    for (uint64_t i = 0; i < q->space.tail; i++)
-        q->space.recycled += !bits_test(&q->space.used, i);
+    if (!error)
+        error = learn_free(&walk);
     free(walk.counts);
     free(walk.table);
     bits_free(&walk.tables);

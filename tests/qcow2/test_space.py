@@ -16,7 +16,7 @@ from tests.support.realstorage import loop_device
 from ..ioutil.engine_driver import Failed
 from .checker import Checked
 from .crash import Recorder, is_block
-from .disk import Disk, Layer, checked, content, create, run
+from .disk import Disk, Judged, Layer, Verdict, checked, content, create, run
 from .test_concurrent import together
 from .test_faults import Fault
 from .test_order import CLUSTER, host_of, touches
@@ -87,6 +87,46 @@ def test_a_file_stays_as_long_however_often_it_is_written(tmp_path: Path) -> Non
                 disk.flush()
     assert path.stat().st_size <= 1.5 * first  # what is not flushed cannot be taken again
     assert checked(path) == 0
+
+
+@pytest.mark.parametrize("cluster", ["512", "4k", "64k"])
+def test_a_file_stays_as_long_however_often_parts_of_clusters_are_written(tmp_path: Path, cluster: str) -> None:
+    """Sessions that take new clusters for less than one, and free what they have at their end."""
+    path = create(tmp_path / "image", "8M", f"cluster_size={cluster}")
+    longest = []
+    for turn in range(30):
+        with Disk(path) as disk:
+            for at in range(turn * 300, 8 * MIB - 300, 7000):
+                disk.write(at, b"part" * 70)
+            disk.flush()
+            disk.zero(0, 8 * MIB)
+        longest.append(path.stat().st_size)
+    assert max(longest[10:]) <= max(longest[:10]) + MIB
+    assert checked(path) == 0
+
+
+def test_free_holes_of_the_file_are_taken_as_zeros(tmp_path: Path) -> None:
+    path = create(tmp_path / "image", "8M")
+    with Disk(path) as disk:
+        disk.write(0, b"x" * 4 * MIB)
+        disk.flush()
+        disk.zero(0, 2 * MIB)
+    size = path.stat().st_size
+    with Disk(path) as disk:
+        disk.write(5 * MIB + 5000, b"y" * 100)
+        assert disk.counts.copied == 0  # nothing around the bytes was written
+        disk.flush()
+    assert path.stat().st_size == size
+    assert content(path)[5 * MIB : 5 * MIB + 6000] == bytes(5000) + b"y" * 100 + bytes(900)
+
+
+def test_image_whose_counts_would_not_suffice_is_left_to_qemu(tmp_path: Path) -> None:
+    """A range of 64 clusters of 512 bytes has a block: a row for their table is at most 63 long."""
+    path = create(tmp_path / "image", "128M", "cluster_size=512", "refcount_bits=64")
+    with pytest.raises(Judged) as caught:
+        Disk(path)
+    assert caught.value.verdict == Verdict("fallback", "its reference counts may not suffice for all of the disk")
+    Disk(path, writable=False).close()
 
 
 def test_a_client_that_never_flushes_does_not_hold_back_all_that_it_frees(tmp_path: Path) -> None:
