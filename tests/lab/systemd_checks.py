@@ -129,7 +129,7 @@ def vmdk(image: Path) -> Path:
 
 
 def add_ticket(image: Path, image_format: str) -> str:
-    return PROGRAMS.add(image, "--format", image_format, "--write-only")
+    return PROGRAMS.add(image, "--format", image_format, "--size", str(SIZE), "--write-only")
 
 
 def same(one: Path, other: Path) -> bool:
