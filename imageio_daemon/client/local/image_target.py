@@ -4,17 +4,13 @@
 choosing.py chooses among them.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ...units import MiB
 from ..errors import LocalError
-from .layers import SECTOR
 from .part_file import PartFile
-
-log = logging.getLogger(__name__)
 
 
 class Writable(Protocol):
@@ -47,16 +43,7 @@ class WritableImage(Writable, Protocol):
         """Close the image. Later calls do nothing."""
 
 
-class ClosingImage(WritableImage, Protocol):
-    """An open image that tells how it was closed. Methods raise LocalError."""
-
-    @property
-    def ended_well(self) -> bool:
-        """Tell whether the image was flushed and closed."""
-
-
 _I = TypeVar("_I", bound=WritableImage)
-_C = TypeVar("_C", bound=ClosingImage)
 
 
 class ImageTarget(Generic[_I]):
@@ -174,38 +161,3 @@ class PartImage(ImageTarget[_I]):
         if self._part.is_earlier:
             super().abandon()
             self._part.anew()
-
-
-class NewImage(PartImage[_C]):
-    """A new image with a format, called NAME.part until it is complete."""
-
-    def __init__(self, path: Path, format_name: str, *, continues: bool = False) -> None:
-        super().__init__(path, continues=continues)
-        self._format = format_name
-
-    def start(self, size: int) -> None:
-        """Make the image, and open it. Log its size if the format cannot have the wanted size."""
-        self._begin_anew()
-        self._create(size)
-        self._tell(size, self._opened.size)
-
-    def keep(self) -> bool:
-        """Close the image, which flushes, and sync the file. Return whether all was flushed."""
-        return super().keep() and (self._image is None or self._image.ended_well)
-
-    def _create(self, size: int) -> None:
-        self._make(self._part.path, size)
-        self._image = self._open(self._part.path)
-
-    def _make(self, path: Path, size: int) -> None:
-        """Make an image in an empty file."""
-        raise NotImplementedError
-
-    def _open(self, path: Path) -> _C:
-        """Open an image to write to it."""
-        raise NotImplementedError
-
-    def _tell(self, size: int, made: int) -> None:
-        if made != size:
-            text = "%s gets %d bytes, and the image has %d: the format %s has whole sectors of %d bytes"
-            log.warning(text, self._part.final, made, size, self._format, SECTOR)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import ImageInUse, LocalError
 from .image_source import FormatSource, PresentSource
-from .image_target import InPlace, NewImage
+from .image_target import InPlace
 from .layers import whole_sectors
+from .new_image import NewImage
 from .qcow2_image import NeedsQemu, Qcow2Image, create_qcow2
 from .source import Source, open_image
 

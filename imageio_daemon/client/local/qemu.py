@@ -9,9 +9,9 @@ from pathlib import Path
 from ...image.ranges import RangeSet
 from .archive import Member
 from .image_source import FormatSource
-from .image_target import NewImage
 from .in_use import locked_file
 from .layers import refuse_cut
+from .new_image import NewImage
 from .qemu_img import arguments_for, run_qemu_img, tells_changes
 from .qemu_nbd import PrivateQemuNbd
 from .source import open_image
