@@ -30,8 +30,8 @@ from benchmarks.nbdcases import OF_SHORT, run, timed
 from benchmarks.rounds import LOAD
 from benchmarks.seedcases import Figure, Row
 from benchmarks.seeds import measured
-from benchmarks.seedservers import NATIVE, OURS, uri_of
-from benchmarks.servers import NBD_PORT, PROJECT, Server, running
+from benchmarks.seedservers import OURS, uri_of
+from benchmarks.servers import NBD_PORT, OURS_NBD, PROJECT, Server, running
 from tests.support.daemon import Certificates
 from tests.support.nbdservers import NbdServer, make_qcow2, qemu_nbd
 
@@ -204,7 +204,7 @@ def _run(options: argparse.Namespace) -> None:
             for where in ("/dev/shm", None)
         )
         certificates = Certificates.make(sockets)
-        daemon = stack.enter_context(running(NATIVE, certificates, sockets / "ours"))
+        daemon = stack.enter_context(running(OURS_NBD, certificates, sockets / "ours"))
         bench = Bench(stack, memory, certificates, daemon, options.seconds)
         for rows, often in ((ranges, 1), (copies, 1), (maps, OF_SHORT)):
             rounds = options.rounds * often

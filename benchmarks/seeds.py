@@ -20,8 +20,8 @@ from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table, turned
 from benchmarks.seedcases import EXPERIMENTS, Bench, Figure, Row
-from benchmarks.seedservers import NATIVE, missing
-from benchmarks.servers import OVIRT_IMAGEIO, THEIRS, running
+from benchmarks.seedservers import missing
+from benchmarks.servers import OURS_NBD, OVIRT_IMAGEIO, THEIRS, running
 from tests.support.daemon import Certificates
 
 NEEDED = ("fio", "nbdcopy", "nbdkit", "qemu-nbd")
@@ -67,7 +67,7 @@ def _bench(stack: ExitStack, options: argparse.Namespace) -> Bench:
         for where in (options.directory, "/dev/shm", None)
     )
     certificates = Certificates.make(sockets)
-    daemon = stack.enter_context(running(NATIVE, certificates, sockets / "ours"))
+    daemon = stack.enter_context(running(OURS_NBD, certificates, sockets / "ours"))
     theirs = stack.enter_context(running(THEIRS, certificates, sockets / "theirs")) if OVIRT_IMAGEIO.exists() else None
     return Bench(disk, memory, certificates.cafile, daemon, theirs, 0.125 if options.quick else 1.0)
 

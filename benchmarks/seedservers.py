@@ -4,16 +4,15 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.nbdcases import Server, run
-from benchmarks.servers import OURS_NBD, OVIRT_IMAGEIO
+from benchmarks.servers import OVIRT_IMAGEIO
 from benchmarks.servers import Server as Daemon
 from tests.support.nbdservers import NbdServer, nbdkit, qemu_nbd
 
 OURS = "imageio-daemon"
-NATIVE = replace(OURS_NBD, configuration=OURS_NBD.configuration + "\n[backend_file]\nqcow2 = native\n")
 #: qemu-nbd as production runs it, by both of its ways to storage.
 QEMU = ("qemu-nbd native", "qemu-nbd io_uring")
 

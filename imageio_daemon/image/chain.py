@@ -27,6 +27,9 @@ from .formats import PARSERS
 #: some dozen.
 MAX_DEPTH: int = lib.IOU_QCOW2_MAX_LAYERS - 1
 
+#: How an image is refused, before the reason.
+NOT_SERVED = "The image cannot be served: "
+
 #: How to give a backing file a format.
 REBASE = "see qemu-img rebase -u -F"
 
@@ -57,6 +60,11 @@ class Chain:
     zero_unit: int | None = None
     alone: bool = False
     files: list[File] = field(default_factory=list)
+
+    @property
+    def is_native(self) -> bool:
+        """Tell whether all files have formats that C reads: qcow2 and raw."""
+        return all(file.format in ("qcow2", "raw") for file in self.files)
 
 
 class QemuImage(NamedTuple):
@@ -149,7 +157,7 @@ class _Inspector:
     def _unusable(self, why: str, where: str = "") -> Unusable:
         """Return the error. `why` is for clients and the log; `where` has names, for the log only."""
         detail = f"({where}: {why})" if where else f"({why})"
-        return Unusable(f"The image cannot be served: {why}", f"open {self._image}", "image header", detail)
+        return Unusable(f"{NOT_SERVED}{why}", f"open {self._image}", "image header", detail)
 
 
 class _Opened:

@@ -246,7 +246,7 @@ int space_move_table(struct qcow2 *q, struct op *op) {
         return 0;
     uint64_t clusters = min_u64(divide_up(8 * (had + had / 2 + 8), q->cluster), space_longest_table(q));
     if (clusters << (q->cluster_bits - 3) < had)
-        return op_fail(op, IOU_SYS_NONE, EFBIG); /* not for an image that walk.c has let in */
+        return op_fail(op, IOU_SYS_NONE, EFBIG); /* the limit of qemu; walk.c lets in no image with a shorter row */
     int error = take_row(q, op, clusters, &row);
     if (!error)
         error = zero_row(q, op, &row);

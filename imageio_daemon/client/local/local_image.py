@@ -41,9 +41,7 @@ class LocalImage:
     @property
     def size(self) -> int:
         """Return the size, in bytes."""
-        info = ffi.new("iou_info *")
-        lib.iou_handle_info(self._handles[0], info)
-        return int(info.size)
+        return size_of(self._handles[0])
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of the data."""
@@ -99,6 +97,13 @@ class LocalImage:
         if completion.error:
             raise LocalError(f"can't {what} {self._path}: {os.strerror(completion.error)}")
         return completion
+
+
+def size_of(handle: Any) -> int:
+    """Return the size of an open image, in bytes."""
+    info = ffi.new("iou_info *")
+    lib.iou_handle_info(handle, info)
+    return int(info.size)
 
 
 def execute(

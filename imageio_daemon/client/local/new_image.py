@@ -2,6 +2,7 @@
 """New images with a format, by the C extension or by qemu-nbd."""
 
 import logging
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -22,7 +23,7 @@ class ClosingImage(WritableImage, Protocol):
 _C = TypeVar("_C", bound=ClosingImage)
 
 
-class NewImage(PartImage[_C]):
+class NewImage(PartImage[_C], ABC):
     """A new image with a format, called NAME.part until it is complete."""
 
     def __init__(self, path: Path, format_name: str, *, continues: bool = False) -> None:
@@ -43,13 +44,13 @@ class NewImage(PartImage[_C]):
         self._make(self._part.path, size)
         self._image = self._open(self._part.path)
 
+    @abstractmethod
     def _make(self, path: Path, size: int) -> None:
         """Make an image in an empty file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _open(self, path: Path) -> _C:
         """Open an image to write to it."""
-        raise NotImplementedError
 
     def _tell(self, size: int, made: int) -> None:
         if made != size:

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def qcow2_source(path: Path, *, shared: bool = False, name: str | None = None) -> Source:
-    """Open a source. `name` is for messages, by default the path. Raises LocalError."""
+def qcow2_source(path: Path, *, shared: bool = False) -> Source:
+    """Open a source. Raises LocalError."""
     os.close(open_image(path))  # so that a missing file is told as for other images
     try:
-        image = Qcow2Image(path, name or str(path), shared=shared)
+        image = Qcow2Image(path, str(path), shared=shared)
     except NeedsQemu as e:
         from .qemu import QemuSource  # noqa: PLC0415 - most images do without
 
-        return QemuSource(path, "qcow2", shared=shared, name=name, why=_why(path, e))
+        return QemuSource(path, "qcow2", shared=shared, why=_why(path, e))
     with contextlib.ExitStack() as opened:
         opened.callback(image.close)
         source = FormatSource(image, "qcow2", None, shared=shared)

@@ -11,13 +11,13 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ...errors import StorageError, Unusable
-from ...image.chain import QemuImage, inspect
+from ...image.chain import NOT_SERVED, QemuImage, inspect
 from ...image.chain_memory import ChainMemory
 from ...image.extents import Extent
 from ...units import KiB
 from ..errors import LocalError, Stopped
 from .in_use import locked_file
-from .local_image import execute
+from .local_image import execute, size_of
 from .source import identity, opened_image
 
 #: Extents that are asked for at a time.
@@ -49,13 +49,13 @@ class Qcow2Image:
         try:
             chain = inspect(QemuImage(str(path.absolute()), "qcow2", True, ANY_FILE))
         except Unusable as e:  # qemu tells it better, or opens it
-            raise NeedsQemu(e.told.removeprefix("The image cannot be served: ")) from e
+            raise NeedsQemu(e.told.removeprefix(NOT_SERVED)) from e
         except StorageError as e:
             raise NeedsQemu(f"its files can't be opened: {os.strerror(e.errno)}") from e
-        if any(file.format not in ("qcow2", "raw") for file in chain.files):
+        if not chain.is_native:
             raise NeedsQemu("a file below it has another format")
         with contextlib.ExitStack() as opened:
-            self._files: dict[Path, int] = {}
+            self._files: list[Path] = []
             for file in chain.files:
                 fd = opened.enter_context(opened_image(Path(file.path)))
                 if not self._files and not os.path.samestat(os.stat(path), os.fstat(fd)):
@@ -64,25 +64,23 @@ class Qcow2Image:
                 if not shared:
                     writes = writable and not self._files
                     opened.enter_context(locked_file(Path(file.path), link, writes=writes))
-                self._files[link] = fd
+                self._files.append(link)
             # By the links C opens the files that were locked, whatever has their names now.
             files = [file._replace(path=str(link)) for file, link in zip(chain.files, self._files, strict=True)]
             self._handle = self._open(ChainMemory(files))
             self._opened = opened.pop_all()
-        info = ffi.new("iou_info *")
-        lib.iou_handle_info(self._handle, info)
         #: Bytes of the disk.
-        self.size = int(info.size)
+        self.size = size_of(self._handle)
         if not writable and not shared:
             self._require_whole()
 
     def files(self) -> list[Path]:
         """Return the files and devices of which the image consists, top first, as links to the open files."""
-        return list(self._files)
+        return self._files
 
     def identity(self, file: Path) -> dict[str, object] | None:
         """Return the identity() of one of the files."""
-        return identity(self._files[file])
+        return identity(file)
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""

@@ -210,12 +210,10 @@ class Download:
 
     def _leave(self, error: BaseException) -> None:
         """Close the target and the manifest. What fails here is logged, because `error` is the reason."""
-        closing: list[Callable[[], None]] = [partial(self._leave_target, error)]
-        if self._manifest is not None:
-            closing.append(self._manifest.abandon)
-        with contextlib.ExitStack() as all_of_them:
-            for close in reversed(closing):
-                all_of_them.callback(_told, close)
+        with contextlib.ExitStack() as closing:  # the last one first
+            if self._manifest is not None:
+                closing.callback(_told, self._manifest.abandon)
+            closing.callback(_told, partial(self._leave_target, error))
 
     def _leave_target(self, error: BaseException) -> None:
         """Close the target, and keep what it has if the next download can continue with it."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 from ioutil_ext import ffi, lib
 
 from ...errors import ImageInUse, StorageError, Unusable
-from ...image.chain import Chain
+from ...image.chain import NOT_SERVED, Chain
 from ...image.chain_memory import ChainMemory
 from ...nbdproto.constants import DIRTY_BITMAP
 from ..backend import BackendInfo, Operation
@@ -65,7 +65,7 @@ class Qcow2Backend(FileBackend):
         Raises NotNative, ImageInUse, StorageError, and Unusable if the image is damaged.
         """
         path = found.files[0].path
-        if any(file.format not in ("qcow2", "raw") for file in found.files):
+        if not found.is_native:
             raise fall_back(path, "a file below it has another format")
         memory = ChainMemory(found.files, bitmap)
         handle = await _unlocked(engine, memory, path, writable=writable, shared=shared)
@@ -131,7 +131,7 @@ async def _judged(engine: Engine, memory: ChainMemory, path: str, *, writable: b
             raise fall_back(path, memory.reason) from None
         if memory.judgment == lib.IOU_QCOW2_REFUSE:
             _verdicts["refused"] += 1
-            told = f"The image cannot be served: {memory.reason}"
+            told = f"{NOT_SERVED}{memory.reason}"
             raise Unusable(told, f"open {path}", "image header") from None
         raise
     _verdicts["native"] += 1
