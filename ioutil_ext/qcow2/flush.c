@@ -116,6 +116,7 @@ static int copy_generation(struct qcow2 *q, struct generation *g) {
         return error;
     forget_marks(q);
     g->frees = q->unlinked;
+    q->freeing += g->frees.clusters;
     q->unlinked = (struct frees){0};
     return 0;
 }
@@ -150,6 +151,7 @@ static void drop_counts(struct qcow2 *q, struct op *op, const struct frees *free
             uint64_t left;
             if (refs_drop(q, op, i, &left) == 0 && left == 0)
                 frees_add(&q->due, i, 1);
+            q->freeing--;
         }
     }
 }
@@ -161,12 +163,15 @@ static void punch(struct qcow2 *q, struct op *op, const struct freed *freed) {
     pthread_mutex_lock(&q->lock);
     /* on a device zeros may be a cache that a loss of power empties */
     space_free(q, freed->first, freed->count, !error && q->file->image->type == IOU_FILE);
+    q->freeing -= freed->count;
 }
 
-/* Let clusters be taken again that nobody can use any more; those that are due now wait for who has begun. */
+/* Let clusters be taken again that nobody can use any more; those that are due now wait for who has begun. The lock is
+   held, and let go of. */
 static void reclaim(struct qcow2 *q, struct op *op) {
     for (unsigned turn = 0; turn < 2 && grace_is_over(q); turn++) {
         struct frees over = q->waiting;
+        q->freeing += over.clusters;
         q->waiting = q->due;
         q->due = (struct frees){0};
         q->grace.phase ^= 1;
@@ -174,7 +179,7 @@ static void reclaim(struct qcow2 *q, struct op *op) {
             punch(q, op, &over.all[i]);
         frees_free(&over);
     }
-    q->counts.frees_waiting = q->due.clusters + q->waiting.clusters + q->unlinked.clusters;
+    qcow2_wake(q, &q->grace.waiters);
 }
 
 /* ---- flushing --------------------------------------------------------------------------------------------------- */
@@ -215,7 +220,10 @@ static int flush_once(struct qcow2 *q, struct op *op) {
     q->flushing.running = false;
     q->flushing.ended = q->flushing.begun;
     qcow2_wake(q, &q->flushing.waiters);
-    if (!error) {
+    if (error) {
+        q->freeing -= g.frees.clusters; /* they leak */
+        qcow2_wake(q, &q->grace.waiters);
+    } else {
         drop_counts(q, op, &g.frees);
         reclaim(q, op);
     }
@@ -236,6 +244,19 @@ int flush_run(struct qcow2 *q, struct op *op) {
         error = op_fail(op, q->flushing.call, q->flushing.error);
     pthread_mutex_unlock(&q->lock);
     return error ? io_flush_failed(op, (iou_syscall)op->result.syscall, error) : 0;
+}
+
+bool flush_reclaim(struct qcow2 *q, struct op *op) {
+    pthread_mutex_lock(&q->lock);
+    bool pending = frees_pending(q) > 0, flushes = q->unlinked.clusters || q->flushing.running;
+    if (pending && !flushes) {
+        if (!q->freeing && grace_is_over(q))
+            reclaim(q, op);
+        else
+            qcow2_await(q, &q->grace.waiters);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return pending && (!flushes || flush_run(q, op) == 0);
 }
 
 int flush_if_full(struct qcow2 *q, struct op *op) {

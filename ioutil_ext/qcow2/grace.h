@@ -31,8 +31,10 @@ static inline unsigned grace_enter(struct qcow2 *q) {
     return q->grace.phase;
 }
 
+/* Lets go of the lock if somebody waits for the end of the grace. */
 static inline void grace_leave(struct qcow2 *q, unsigned phase) {
-    q->grace.active[phase]--;
+    if (--q->grace.active[phase] == 0)
+        qcow2_wake(q, &q->grace.waiters);
 }
 
 /* Whether all have left who entered before the last change of the phase. */
@@ -44,5 +46,10 @@ static inline bool grace_is_over(const struct qcow2 *q) {
    closed, and leak. */
 void frees_add(struct frees *frees, uint64_t first, uint64_t count);
 void frees_free(struct frees *frees);
+
+/* Clusters that nothing names any more, and nobody can take yet. */
+static inline uint64_t frees_pending(const struct qcow2 *q) {
+    return q->unlinked.clusters + q->freeing + q->due.clusters + q->waiting.clusters;
+}
 
 #endif

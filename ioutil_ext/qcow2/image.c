@@ -93,16 +93,13 @@ static int64_t change_once(struct op *op, uint64_t start, uint64_t length) {
     }
 }
 
-/* Without space, clusters that wait for a flush may become free by one. */
+/* There is no space while clusters are on their way to the free ones: another operation may have taken what came. */
 static int64_t change_clusters(struct op *op, uint64_t start, uint64_t length) {
     struct qcow2 *q = top_of(op);
     int64_t done = change_once(op, start, length);
-    if (done == -ENOSPC) {
-        pthread_mutex_lock(&q->lock);
-        bool waits = q->unlinked.clusters || q->due.clusters || q->waiting.clusters;
-        pthread_mutex_unlock(&q->lock);
-        if (waits && flush_run(q, op) == 0)
-            done = change_once(op, start, length);
+    for (bool waits = true; done == -ENOSPC && waits && !op_canceled(op);) {
+        waits = flush_reclaim(q, op);
+        done = change_once(op, start, length);
     }
     int error = done < 0 ? 0 : flush_if_full(q, op);
     return error ? error : done;

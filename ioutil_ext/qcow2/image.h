@@ -72,6 +72,12 @@ int64_t zero_trim_some(struct chain *chain, struct op *op, uint64_t pos, uint64_
  */
 int flush_run(struct qcow2 *q, struct op *op);
 
+/*
+ * Take a step towards clusters that can be taken again: a flush, or the end of the operations that may still use them.
+ * False: none is on its way, or the flush has failed.
+ */
+bool flush_reclaim(struct qcow2 *q, struct op *op);
+
 /* Flush if more is waiting for that than memory should be spent on. */
 int flush_if_full(struct qcow2 *q, struct op *op);
 

@@ -12,6 +12,7 @@
 #include "base/numbers.h"
 #include "base/thread.h"
 #include "qcow2/chain.h"
+#include "qcow2/grace.h"
 #include "qcow2/image.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
@@ -118,6 +119,7 @@ static struct qcow2 *new_image(iou_handle *file) {
     pthread_mutex_init(&q->lock, NULL);
     link_init(&q->space.waiters);
     link_init(&q->busy);
+    link_init(&q->grace.waiters);
     link_init(&q->flushing.waiters);
     return q;
 }
@@ -250,6 +252,7 @@ int iou_qcow2_get_counts(iou_handle *handle, iou_qcow2_counts *counts) {
     struct qcow2 *q = chain_of(handle)->levels[0].format;
     pthread_mutex_lock(&q->lock);
     *counts = q->counts;
+    counts->frees_waiting = frees_pending(q);
     pthread_mutex_unlock(&q->lock);
     return 0;
 }

@@ -76,6 +76,7 @@ struct space {
 struct grace {
     unsigned phase;
     uint64_t active[2];
+    struct link waiters; /* for clusters that can be taken again */
 };
 
 /* A range of the guest's clusters that one operation has for itself, or an L1 entry; in the list of all. */
@@ -122,6 +123,7 @@ struct qcow2 {
     struct cache cache;
     struct space space;
     struct frees unlinked, due, waiting; /* in memory only; in the file, too; until nobody uses them */
+    uint64_t freeing;                    /* clusters on their way from one of these to the next, or to the free ones */
     struct grace grace;
     struct link busy;
     struct flushing flushing;

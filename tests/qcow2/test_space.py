@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -163,7 +165,9 @@ def test_a_request_that_failed_leaves_its_clusters_to_the_next(tmp_path: Path) -
     assert image.leaks == 0
 
 
-def test_the_end_of_a_device_is_that_of_its_space(tmp_path: Path) -> None:
+@contextmanager
+def full_device(tmp_path: Path) -> Iterator[tuple[Recorder, Disk, int]]:
+    """An image in a block device of 2 MiB, and the bytes that were written until that was full."""
     device = next((path for path in Path("/dev").iterdir() if is_block(path)), None)
     if device is None:
         pytest.skip("no block device has a name here")
@@ -174,16 +178,47 @@ def test_the_end_of_a_device_is_that_of_its_space(tmp_path: Path) -> None:
         data = ffi.from_buffer(b"d" * CLUSTER)
         places = range(0, 4 * MIB, CLUSTER)
         errors = [disk.attempt(lib.IOU_WRITE, at, CLUSTER, buffer=data).error for at in places]
-        written = CLUSTER * errors.count(0)
-        assert MIB < written < 2 * MIB
         assert set(errors[errors.count(0) :]) == {errno.ENOSPC}
+        yield recorder, disk, CLUSTER * errors.count(0)
+        disk.close()
+    assert len(recorder.content) == 2 * MIB
+    assert not Checked(recorder.content).wrong
+
+
+def test_the_end_of_a_device_is_that_of_its_space(tmp_path: Path) -> None:
+    with full_device(tmp_path) as (_, disk, written):
+        assert MIB < written < 2 * MIB
         disk.zero(0, CLUSTER)
         disk.flush()
         disk.write(3 * MIB, b"e" * CLUSTER)  # in its place
         assert disk.read(CLUSTER, written - CLUSTER) == b"d" * (written - CLUSTER)
-        disk.close()
-    assert len(recorder.content) == 2 * MIB
-    assert not Checked(recorder.content).wrong
+
+
+def test_on_a_full_device_a_write_waits_for_readers_of_what_was_freed(tmp_path: Path) -> None:
+    with full_device(tmp_path) as (_, disk, written):
+        ended = threading.Event()
+
+        def read() -> None:
+            while not ended.is_set():
+                disk.read(0, written)
+
+        def change() -> None:
+            try:
+                for turn in range(1, 200):
+                    disk.zero((turn - 1) * CLUSTER % written, CLUSTER)
+                    disk.write((turn - 1) * CLUSTER % written, bytes([turn]) * CLUSTER)
+            finally:
+                ended.set()
+
+        together(read, read, change)
+
+
+def test_on_a_full_device_a_write_fails_if_the_flush_that_would_free_clusters_fails(tmp_path: Path) -> None:
+    with full_device(tmp_path) as (recorder, disk, _):
+        disk.zero(0, CLUSTER)
+        recorder.fault = Fault("fdatasync", errno.EIO, 0, for_ever=True)
+        with pytest.raises(Failed, match="No space left"):
+            disk.write(3 * MIB, b"e" * CLUSTER)
 
 
 def test_a_cluster_is_not_taken_before_its_punch_has_returned(tmp_path: Path) -> None:
