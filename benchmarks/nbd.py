@@ -143,7 +143,7 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
     path: Path = getattr(images, case.image)
     with ExitStack() as stack:
         servers = [stack.enter_context(served(name, path, parent, secure=case.secure)) for name in NAMES]
-        if case.image != "zeroed":
+        if case.image != "allocated":
             for server in servers:  # a first round warms up what is not measured
                 case.run(server, images, seconds / 4)
         for number in range(rounds):
@@ -157,7 +157,7 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
 def play(case: Case, server: Server, images: Images, seconds: float) -> tuple[float, float]:
     """Run one round of a case, and return its rate and the server's processor seconds."""
     path: Path = getattr(images, case.image)
-    if case.image == "zeroed":
+    if case.image == "allocated":
         refill(path, images.size)
     with path.open("r+b") as file:
         drop_cache(file.fileno())

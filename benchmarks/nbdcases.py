@@ -40,26 +40,26 @@ class Server:
 
 @dataclass(frozen=True)
 class Images:
-    """What is served: an image full of data, one with many extents, and one to be zeroed; and what is copied in."""
+    """What is served: an image full of data, one with many extents, one to be zeroed; and what is copied in."""
 
     full: Path
     fragmented: Path
-    zeroed: Path
+    allocated: Path
     source: Path
     size: int
 
     @classmethod
     def make(cls, directory: Path, source: Path, size: int) -> "Images":
-        full, fragmented, zeroed = (directory / name for name in ("full", "fragmented", "zeroed"))
+        full, fragmented, allocated = (directory / name for name in ("full", "fragmented", "allocated"))
         shutil.copy(source, full)
         with fragmented.open("wb") as file:
             file.truncate(EXTENTS * 8 * KiB)
             for place in range(0, EXTENTS * 8 * KiB, 8 * KiB):
                 os.pwrite(file.fileno(), b"data" * KiB, place)
             os.fsync(file.fileno())
-        zeroed.touch()
-        os.truncate(zeroed, size)
-        return cls(full, fragmented, zeroed, source, size)
+        allocated.touch()
+        os.truncate(allocated, size)
+        return cls(full, fragmented, allocated, source, size)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Case:
     name: str
     unit: str
     run: Callable[[Server, Images, float], float]
-    image: str = "full"
+    image: str = "full"  # of Images; the allocated one is filled before each round, without a warm-up
     target: float = 0.0
     against: tuple[str, ...] = NAMES[1:]
     often: int = 1
@@ -173,7 +173,7 @@ def all_cases() -> Iterator[Case]:
     for size in ("256k", "1m"):
         for how in ("read", "write"):
             yield Case(f"fio {how} {size}", "MiB/s", functools.partial(fio, how, size))
-    yield Case("zero the image", "GiB/s", zero, image="zeroed", target=1.0, often=OF_SHORT)
+    yield Case("zero the image", "GiB/s", zero, image="allocated", target=1.0, often=OF_SHORT)
     yield Case(f"map {EXTENTS * 2} extents at once", "1000/s", map_at_once, image="fragmented", target=1.0)
     yield Case(f"map {EXTENTS * 2} extents one by one", "1000/s", map_one_by_one, image="fragmented", target=1.0)
     for case in copies():
