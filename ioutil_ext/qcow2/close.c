@@ -16,7 +16,7 @@ static void cut_tail(struct qcow2 *q, struct op *op) {
     while (space->tail && !bits_test(&space->used, space->tail - 1))
         space->tail--;
     if (space->tail_zeros && !q->flushing.error)
-        layer_cut(op, q->file, space->tail << q->cluster_bits);
+        layer_set_size(op, q->file, space->tail << q->cluster_bits);
 }
 
 /* The second flush is for the counts of what the first one has freed. Whoever wanted to know of failures has flushed

@@ -91,7 +91,7 @@ int layer_sync(struct op *op, iou_handle *file) {
     return end_inner(op, &inner, io_sync(&inner));
 }
 
-int layer_cut(struct op *op, iou_handle *file, uint64_t end) {
+int layer_set_size(struct op *op, iou_handle *file, uint64_t end) {
     int error = sys_ftruncate(file->fd, end);
     if (error < 0)
         return op_fail(op, IOU_SYS_FTRUNCATE, error);
@@ -105,7 +105,7 @@ int layer_grow(struct op *op, iou_handle *file, uint64_t end) {
     uint64_t size = layer_size(file);
     int error = end > size ? sys_fallocate(file->fd, 0, size, end - size) : 0;
     if (error < 0 && zero_is_unsupported(error))
-        return layer_cut(op, file, end);
+        return layer_set_size(op, file, end);
     if (error < 0)
         return op_fail(op, IOU_SYS_FALLOCATE, error);
     file->image->size = max_u64(size, end);

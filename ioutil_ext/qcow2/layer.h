@@ -25,10 +25,10 @@ int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length
 /* Put all that was written before on stable storage. A failure is kept: each later call fails. */
 int layer_sync(struct op *op, iou_handle *file);
 
-/* Make the file longer, by zeros for which there is space if the file system can promise that; or cut it. Nobody else
-   changes its size. */
+/* Make the file longer, by zeros for which there is space if the file system can promise that; or set its size, without
+   such a promise. Nobody else changes its size. */
 int layer_grow(struct op *op, iou_handle *file, uint64_t end);
-int layer_cut(struct op *op, iou_handle *file, uint64_t end);
+int layer_set_size(struct op *op, iou_handle *file, uint64_t end);
 
 /* Find the end of the data or hole at offset, at most `end`. */
 int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end, uint64_t *stop, bool *hole);

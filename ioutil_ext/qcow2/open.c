@@ -158,7 +158,7 @@ static int make_writable(struct op *op, struct qcow2 *q, iou_qcow2_verdict *verd
     if (!error)
         error = walk_run(q, op, verdict);
     if (!error && q->file->image->type == IOU_FILE && !is_aligned(size, q->cluster)) {
-        error = layer_cut(op, q->file, round_up(size, q->cluster));
+        error = layer_set_size(op, q->file, round_up(size, q->cluster));
         q->space.end = layer_size(q->file) >> q->cluster_bits;
     }
     return error;

@@ -26,7 +26,7 @@
 /* What lies behind the last cluster of the file that is in use, nobody knows: it goes. */
 static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clusters, bool known) {
     uint64_t start = tail << q->cluster_bits, size = layer_size(q->file), least = (tail + clusters) << q->cluster_bits;
-    int error = known || size == start ? 0 : layer_cut(op, q->file, start);
+    int error = known || size == start ? 0 : layer_set_size(op, q->file, start);
     if (error)
         return error;
     size = layer_size(q->file);
