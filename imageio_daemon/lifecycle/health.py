@@ -30,10 +30,10 @@ class Liveness:
         self._asked.set_result(None)  # nothing waits
 
     def ask(self) -> bool:
-        """Ask the lanes, and return whether they have answered the call before.
+        """Ask the lanes, and return whether the question before was answered.
 
-        If they have not, this does not ask again, so that at most one question waits. What `look` raises is logged, and
-        no answer.
+        False: it still waits, and this does not ask another one; or `look` raised an exception, which is logged. The
+        watchdog and the checks of health share the one question.
         """
         if not self._asked.done():
             return False
