@@ -90,13 +90,19 @@ def _legal(seed: str, progress: bytes, before: bytes) -> dict[int, list[bytes]]:
     return found
 
 
+def tell_progress(numbers: memoryview, thread: int, begun: int, covered: int) -> None:
+    """Store the numbers of a thread, each at once: Struct.pack_into() first makes them zeros, which a kill may leave."""
+    numbers[2 * thread] = begun
+    numbers[2 * thread + 1] = covered
+
+
 def main() -> None:
     path, seed, told = sys.argv[1:]
     with Path(told).open("r+b") as file:
-        progress = mmap.mmap(file.fileno(), THREADS * PROGRESS.size)
+        numbers = memoryview(mmap.mmap(file.fileno(), THREADS * PROGRESS.size)).cast("Q")
     disk = Disk([Layer(Path(path))])
     for thread in range(THREADS):
-        tell = partial(PROGRESS.pack_into, progress, thread * PROGRESS.size)
+        tell = partial(tell_progress, numbers, thread)
         threading.Thread(target=work, args=(disk, changes(seed, thread, disk.info.size), tell)).start()
 
 
