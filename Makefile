@@ -15,7 +15,8 @@ CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local c
 
 # With worksteal they all end at the same time. Most of the time of a test is that of a wait: on two processors, three
 # processes leave half of the machine idle, and six do not. Tests that measure time come first, one at a time.
-PYTEST = $(PYTHON) -m pytest --numprocesses 6 --dist worksteal
+# REFUSE=io_setup:EAGAIN: the kernel refuses system calls, to the tests and to all that they start.
+PYTEST = $(if $(REFUSE),$(PYTHON) -m tests.support.refusing $(REFUSE)) $(PYTHON) -m pytest --numprocesses 6 --dist worksteal
 
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,7 +38,7 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 check: lint ## Check style and types, and run the first cases of chosen tests: a minute, before each commit
 	$(PYTEST) -q --first-cases $(CHECKED)
 
-test: setup ## Run all tests in six processes (ARGS="-k name": some of them; UI=1: those of the page for browsers, too; AGAIN=1: those that fail once more)
+test: setup ## Run all tests in six processes (ARGS="-k name": some of them; UI=1: those of the page for browsers, too; AGAIN=1: those that fail once more; REFUSE=io_setup:EAGAIN: without asynchronous I/O)
 	$(if $(UI),@scripts/setup-ui)
 	$(if $(UI),IMAGEIO_TEST_UI=1) $(PYTEST) $(if $(AGAIN),--reruns 1 --rerun-show-tracebacks) $(ARGS)
 

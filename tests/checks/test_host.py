@@ -15,10 +15,14 @@ import trustme
 from imageio_daemon.checks import host
 from imageio_daemon.checks.finding import Finding, Verdict
 from imageio_daemon.config.config import Config
+from imageio_daemon.storage.engine import async_io_error
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
 
 Configure = Callable[..., Config]
+
+#: What this host lacks: with `make test REFUSE=io_setup:EAGAIN`, asynchronous I/O.
+NOT_HERE = {"lanes": Verdict.WARNING} if async_io_error() else {}
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def test_all_is_well_where_the_daemon_can_start(configure: Configure, tmp_path: 
     image.touch()
     config = configure(daemon={"state_dir": str(tmp_path / "state")}, local={"socket": str(tmp_path / "run" / "local")})
     found = [*host.of_user(config, [str(image), str(tmp_path)], prepared=False), *host.ports(config, running=False)]
-    assert {finding.verdict for finding in found} == {Verdict.OK}, found
+    assert {finding.check: finding.verdict for finding in found if finding.verdict is not Verdict.OK} == NOT_HERE, found
     names = [
         "user",
         "certificate",
@@ -228,8 +232,8 @@ def test_formats_need_qemu(configure: Configure, monkeypatch: pytest.MonkeyPatch
 
 
 def test_lanes_need_memory(configure: Configure) -> None:
-    assert host.lanes(configure()).verdict is Verdict.OK
-    assert host.lanes(configure(daemon={"buffer_memory": 16 * MiB})).verdict is Verdict.WARNING
+    found = host.lanes(configure(daemon={"buffer_memory": 16 * MiB}))
+    assert (found.verdict, "buffer_memory" in found.text) == (Verdict.WARNING, True)
 
 
 def test_state_directory_of_the_unit_may_have_another_mode(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@
  *
  * If there is a file PATH.hold, the first such call on PATH renames it to PATH.held and waits until that is gone. With
  * IMAGEIO_TEST_ZERO_RATE in the environment, zeroing takes as long as if it were done at so many MiB a second. With
- * IMAGEIO_TEST_NO_AIO, the kernel has no asynchronous I/O. With IMAGEIO_TEST_CLOSED=PATH, a lane of NBD that has closed
- * its socket waits like a call on PATH.
+ * IMAGEIO_TEST_CLOSED=PATH, a lane of NBD that has closed its socket waits like a call on PATH.
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/aio_abi.h>
@@ -91,10 +89,6 @@ long syscall(long number, ...) {
     for (int i = 0; i < 6; i++)
         a[i] = va_arg(more, long);
     va_end(more);
-    if (number == SYS_io_setup && getenv("IMAGEIO_TEST_NO_AIO")) {
-        errno = ENOSYS;
-        return -1;
-    }
     for (long i = 0; number == SYS_io_submit && i < a[1]; i++) {
         const struct iocb *call = ((struct iocb **)a[2])[i];
         if (call->aio_lio_opcode == IOCB_CMD_PWRITE)
