@@ -32,7 +32,8 @@ def error(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def refused(certificates: Certificates, error: str) -> Iterator[Daemon]:
     """A daemon whose kernel has no asynchronous I/O."""
-    with Daemon(certificates, wrapper=refusing.wrapper(f"io_setup:{error}")) as daemon:
+    config = {"backend_file": {"qcow2": "qemu-nbd"}}
+    with Daemon(certificates, config, wrapper=refusing.wrapper(f"io_setup:{error}")) as daemon:
         yield daemon
 
 
@@ -53,6 +54,15 @@ def test_without_it_threads_read_and_write(refused: Daemon, tmp_path: Path) -> N
         write_and_read(connection, image.url)
     assert image.content() == CONTENT
     assert not has_context(refused)
+
+
+def test_without_it_qemu_nbd_has_threads_too(refused: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "image.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, str(len(CONTENT))], check=True)
+    image = make_image(refused, tmp_path)(path=path, ticket_size=len(CONTENT), format="qcow2")
+    with refused.connect("unix") as connection:
+        write_and_read(connection, image.url)
+    refused.log.wait_for(r"WARNING .*is started again, with threads that read and write")
 
 
 def test_a_refusal_is_in_the_log(refused: Daemon, error: str) -> None:

@@ -2,6 +2,7 @@
 """A qemu-nbd process for one transfer, for images that only qemu reads and writes."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -96,11 +97,22 @@ class QemuNbd:
     async def start(cls, chain: Chain, image: str, how: QemuServer) -> "QemuNbd":
         """Start qemu-nbd, and wait until it serves. `image` is the image's name in logs.
 
+        If the kernel refuses qemu-nbd asynchronous I/O, it is started again with threads that read and write. The
+        kernel is not asked before: it takes 30 ms to answer, and may refuse qemu-nbd later what it grants now.
+
         Raises Unusable if the program is missing, StorageError if it does not start in time, and the error of
         reasons.not_opened() if it ends at its start.
         """
+        if chain.direct:
+            with contextlib.suppress(reasons.AsyncIoRefused):
+                return await cls._start(chain, image, how, asynchronous=True)
+            log.warning("qemu-nbd for %s is started again, with threads that read and write", image)
+        return await cls._start(chain, image, how, asynchronous=False)
+
+    @classmethod
+    async def _start(cls, chain: Chain, image: str, how: QemuServer, *, asynchronous: bool) -> "QemuNbd":
         directory, node = await in_thread(lambda: _prepare(how.run_dir, chain.node), _discard)
-        options = _options(directory, how, direct=chain.direct)
+        options = _options(directory, how, direct=chain.direct, asynchronous=asynchronous)
         # JSON, so that a path is never read as an option, and the format of no file is probed.
         node |= {"discard": "unmap", "detect-zeroes": "off", "read-only": not how.writable}
         server = cls([*options, JSON + json.dumps(node)], directory, image, how.bitmap)
@@ -185,7 +197,7 @@ class QemuNbd:
                     log.error("%s is damaged, and was marked as corrupt", self._image)
                     self._marked()
         said = messages.decode(errors="replace").strip().replace("\n", "; ") or "no message"
-        if not self._stopping:
+        if not self._stopping and not reasons.is_async_io_refused(said):
             log.error("qemu-nbd for %s ended with status %d: %s", self._image, process.returncode, said)
         elif process.returncode or messages:
             log.warning("qemu-nbd for %s stopped with status %d: %s", self._image, process.returncode, said)
@@ -264,13 +276,14 @@ def _discard(prepared: tuple[str, object]) -> None:
     shutil.rmtree(prepared[0], ignore_errors=True)
 
 
-def _options(directory: str, how: QemuServer, *, direct: bool) -> Sequence[str]:
+def _options(directory: str, how: QemuServer, *, direct: bool, asynchronous: bool) -> Sequence[str]:
     return [
         *("setpriv", "--pdeathsig", "TERM", "--", "qemu-nbd"),
         f"--socket={os.path.join(directory, SOCKET)}",
         f"--pid-file={os.path.join(directory, PID_FILE)}",
         "--persistent",
-        *(("--cache=none", "--aio=native") if direct else ("--cache=writeback", "--aio=threads")),
+        f"--cache={'none' if direct else 'writeback'}",
+        f"--aio={'native' if asynchronous else 'threads'}",
         "--discard=unmap",
         "--detect-zeroes=off",
         "--allocation-depth",

@@ -19,6 +19,9 @@ IN_USE = "Is another process using the image"
 #: The message when qemu-nbd finds that an open image is damaged. It reads and writes no more of the image then.
 MARKED = "Marking image as corrupt"
 
+#: The beginning of the cause if io_setup(2) has failed.
+_NO_ASYNC_IO = "Unable to use native AIO:"
+
 #: The end of the image's name in a message, before the cause. The name is qemu-nbd's argument (process.py).
 _NAMED = re.compile(r"\"read-only\": (?:true|false)\}': ")
 #: Names of files and the like. The words in them mean nothing.
@@ -46,14 +49,18 @@ _UNUSABLE = (
 _WORDS = tuple((re.compile(words), told) for words, told in _UNUSABLE)
 
 
+class AsyncIoRefused(StorageError):
+    """The kernel refuses qemu-nbd asynchronous I/O: fs.aio-max-nr is used up, or a filter forbids the call."""
+
+
 def not_opened(said: str, image: str, bitmap: str | None = None) -> Error:
     """Return the error if qemu-nbd has ended at its start. Takes time linear in the message.
 
     `said` is all of its messages, `image` the image's name for the log, and `bitmap` the bitmap that it should serve.
 
     NotFound and BitmapInUse are about the bitmap: the image itself can be opened. With ImageInUse, another program has
-    locked a file of the image. With Unusable, somebody has to mend the image or the ticket. StorageError is for all
-    other causes. Its number is that of qemu-nbd's message, or EIO.
+    locked a file of the image. With Unusable, somebody has to mend the image or the ticket. AsyncIoRefused is about the
+    host. StorageError is for all other causes. Its number is that of qemu-nbd's message, or EIO.
     """
     if bitmap is not None and f"Bitmap '{bitmap}' is not found" in said:
         return NotFound("The image does not have the bitmap that the ticket names")
@@ -68,7 +75,13 @@ def not_opened(said: str, image: str, bitmap: str | None = None) -> Error:
         for words, told in _WORDS:
             if words.search(cause):
                 return Unusable(told, what, "qemu-nbd", why)
-    return StorageError(errno.EIO if number is None else number, what, "qemu-nbd", why)
+    kind = AsyncIoRefused if is_async_io_refused(said) else StorageError
+    return kind(errno.EIO if number is None else number, what, "qemu-nbd", why)
+
+
+def is_async_io_refused(said: str) -> bool:
+    """Tell whether qemu-nbd has ended at its start because the kernel refuses asynchronous I/O."""
+    return _NAMED.split(said)[-1].startswith(_NO_ASYNC_IO)
 
 
 def found_damaged(image: str) -> Unusable:

@@ -2,6 +2,7 @@
 """Each message with which qemu-nbd does not open an image, as it is, and the error that it means."""
 
 import errno
+import os
 
 import pytest
 
@@ -72,6 +73,15 @@ def test_failure_of_storage_has_the_number_that_is_told(cause: str, number: int)
     error = not_opened(OPEN + cause)
     assert type(error) is StorageError
     assert error.errno == number
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EPERM, errno.ENOSYS])
+def test_refusal_of_asynchronous_io_is_told_from_other_failures(number: int) -> None:
+    cause = f"Unable to use native AIO: failed to create linux AIO context: {os.strerror(number)}"
+    error = not_opened(OPEN + cause)
+    assert isinstance(error, reasons.AsyncIoRefused)
+    assert error.errno == number
+    assert not isinstance(not_opened(f"{OPEN}Could not open '{cause}': {os.strerror(number)}"), reasons.AsyncIoRefused)
 
 
 def test_server_that_was_killed_is_a_failure() -> None:
