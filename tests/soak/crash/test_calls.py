@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from imageio_daemon.storage.engine import async_io_error
 from tests.soak.crash.calls import PowerCuts
 from tests.soak.crash.sent import Range
 from tests.support.killedcalls import NEVER, START, Death, begin, build_library
@@ -199,6 +200,9 @@ call(SUBMIT, context, ctypes.c_long(1), ctypes.byref(ctypes.c_void_p(ctypes.addr
 call(GETEVENTS, context, ctypes.c_long(1), ctypes.c_long(1), ctypes.create_string_buffer(32), ctypes.c_void_p())
 """
 
+#: What becomes of it where the kernel refuses asynchronous I/O (`make test REFUSE=io_setup:EAGAIN`): no call begins.
+REFUSED: tuple[int, list[str]] = (1, [])
+
 Run = Callable[..., "tuple[int, list[str]]"]
 
 
@@ -238,12 +242,14 @@ def test_process_dies_in_the_middle_of_a_call(run: Run, tmp_path: Path) -> None:
 
 
 def test_asynchronous_write_is_told_from_its_begin_to_its_end(run: Run, tmp_path: Path) -> None:
-    assert run(NEVER, ASYNCHRONOUS) == (0, ["write"])
-    assert (tmp_path / "image").read_bytes() == b"ab" * 4096
-    assert (tmp_path / "trace").read_text().splitlines()[-1] == "- 0 8192"
+    began, length, told = (REFUSED, 0, START) if async_io_error() else ((0, ["write"]), 8192, "- 0 8192")
+    assert run(NEVER, ASYNCHRONOUS) == began
+    assert (tmp_path / "image").read_bytes() == (b"ab" * 4096)[:length] + bytes(8192 - length)
+    assert (tmp_path / "trace").read_text().splitlines()[-1] == told
 
 
 @pytest.mark.parametrize(("when", "length"), [("b", 0), ("m", 4096), ("a", 8192)])
 def test_process_dies_at_an_asynchronous_write(run: Run, tmp_path: Path, when: str, length: int) -> None:
-    assert run(Death("w", when, 1), ASYNCHRONOUS) == (-signal.SIGKILL, ["write"])
+    began, length = (REFUSED, 0) if async_io_error() else ((-signal.SIGKILL, ["write"]), length)
+    assert run(Death("w", when, 1), ASYNCHRONOUS) == began
     assert (tmp_path / "image").read_bytes() == (b"ab" * 4096)[:length] + bytes(8192 - length)
