@@ -12,7 +12,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
-from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.engine import Engine, async_io_error
 from imageio_daemon.storage.qemu import rbd
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
@@ -55,9 +55,9 @@ async def test_qemu_gets_the_node_with_user_and_configuration(engine: Engine, ce
     backend = await start(engine, "rbd:pool/disk", servers)
     assert backend.info.size == SIZE
     await backend.close()
-    assert ceph.asked() == [
-        {"driver": "rbd", "pool": "pool", "image": "disk", "conf": "/etc/ceph.conf", "user": "me"},
-    ]
+    node = {"driver": "rbd", "pool": "pool", "image": "disk", "conf": "/etc/ceph.conf", "user": "me"}
+    starts = 2 if async_io_error() else 1  # the image is a file here, and qemu-nbd starts again with threads
+    assert ceph.asked() == [node] * starts
 
 
 async def test_its_name_in_logs_is_its_address(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
