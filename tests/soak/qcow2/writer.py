@@ -91,7 +91,7 @@ def _legal(seed: str, progress: bytes, before: bytes) -> dict[int, list[bytes]]:
 
 
 def tell_progress(numbers: memoryview, thread: int, begun: int, covered: int) -> None:
-    """Store the numbers of a thread, each at once: Struct.pack_into() first makes them zeros, which a kill may leave."""
+    """Store the numbers of a thread, each at once: Struct.pack_into() writes zeros first, which a kill may leave."""
     numbers[2 * thread] = begun
     numbers[2 * thread + 1] = covered
 
