@@ -104,6 +104,40 @@ typedef struct {
  */
 int iou_create_qcow2(const char *path, const iou_qcow2_options *options);
 
+/* ---- a disk as a file in the format ----------------------------------------------------------------------------- */
+
+/*
+ * A handle from which a qcow2 file can be read that nobody has written: it is made of the disk of another handle, as it
+ * is read. Tables come first, then the clusters with data, in the order of the disk. Where there is data is told once,
+ * before the first read; the data itself is that of the time of each read. All reads of one handle are of one file.
+ */
+
+/* Most clusters of such a disk: its map is a bit for each, 4 MiB. */
+enum { IOU_PACKED_CLUSTERS = 1 << 25 };
+
+/*
+ * Begin with a disk of `size` bytes, in clusters of 2^cluster_bits. Free the handle with iou_packed_free(); the disk's
+ * stays open until then, and until lanes have ended that read this one. -EINVAL; -EFBIG: it has too many clusters;
+ * -EBADF, -ECHILD as iou_submit(); -ENOMEM.
+ */
+int iou_packed_new(iou_handle *disk, uint64_t size, uint32_t cluster_bits, iou_handle **result);
+
+/*
+ * Tell what follows in the disk: extents that end at `ends`, each of more than no bytes, and the flags of iou_extent,
+ * of which IOU_EXTENT_ZERO counts. A cluster without data takes no space. -EINVAL: one goes back or past the end;
+ * -ECHILD.
+ */
+int iou_packed_tell(iou_handle *packed, const uint64_t *ends, const uint8_t *flags, uint64_t count);
+
+/*
+ * End telling. The size in iou_handle_info() is that of the file from now on, and *map, of *map_bytes, tells its layout
+ * from that of any other file of a disk of this size. -ENODATA: not all of the disk was told; -EINVAL, -ECHILD,
+ * -ENOMEM.
+ */
+int iou_packed_place(iou_handle *packed, const void **map, uint64_t *map_bytes);
+
+void iou_packed_free(iou_handle *packed);
+
 /* Get the counters of an image that one of these functions has opened. -EINVAL: it is another one. */
 int iou_qcow2_get_counts(iou_handle *handle, iou_qcow2_counts *counts);
 

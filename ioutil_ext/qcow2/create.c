@@ -11,37 +11,7 @@
 
 #include "base/numbers.h"
 #include "base/syscalls.h"
-#include "qcow2/format.h"
-#include "qcow2/space.h"
-
-enum { HEADER_LENGTH = 112, REFCOUNT_ORDER = 4 };
-
-struct layout {
-    uint64_t size, cluster, l1_entries;
-    uint64_t table, blocks, l1, clusters; /* how many; clusters: of all */
-};
-
-/* The blocks count themselves and the table, which grow with them. */
-static int lay_out(const iou_qcow2_options *options, struct layout *layout) {
-    uint32_t bits = options->cluster_bits, entry_bits = options->extended ? 4 : 3;
-    bool valid = bits >= (options->extended ? MIN_EXTENDED_BITS : MIN_CLUSTER_BITS) && bits <= MAX_CLUSTER_BITS;
-    if (!valid || options->size > INT64_MAX - (UINT64_C(1) << MAX_CLUSTER_BITS))
-        return -EINVAL;
-    uint64_t cluster = UINT64_C(1) << bits, size = round_up(options->size, 512);
-    *layout = (struct layout){.size = size, .cluster = cluster, .table = 1, .blocks = 1};
-    layout->l1_entries = max_u64(1, divide_up(divide_up(size, cluster), cluster >> entry_bits));
-    if (layout->l1_entries * 8 > MAX_L1_BYTES)
-        return -EFBIG;
-    layout->l1 = max_u64(1, divide_up(layout->l1_entries * 8, cluster));
-    uint64_t before;
-    do {
-        before = layout->clusters;
-        layout->clusters = 1 + layout->table + layout->blocks + layout->l1;
-        layout->blocks = divide_up(layout->clusters << REFCOUNT_ORDER, 8 * cluster);
-        layout->table = divide_up(8 * layout->blocks, cluster);
-    } while (before != layout->clusters);
-    return 0;
-}
+#include "qcow2/layout.h"
 
 /* ---- content ---------------------------------------------------------------------------------------------------- */
 
@@ -56,17 +26,7 @@ static uint8_t *put_extension(uint8_t *at, uint32_t type, const char *data) {
 static int fill_header(uint8_t *header, const iou_qcow2_options *options, const struct layout *layout) {
     const char *name = options->backing, *format = options->backing_format;
     uint8_t *at = header + HEADER_LENGTH;
-    put32(header, QCOW2_MAGIC);
-    put32(header + 4, 3);
-    put32(header + 20, options->cluster_bits);
-    put64(header + 24, layout->size);
-    put32(header + 36, (uint32_t)layout->l1_entries);
-    put64(header + 40, (1 + layout->table + layout->blocks) * layout->cluster);
-    put64(header + 48, layout->cluster);
-    put32(header + 56, (uint32_t)layout->table);
-    put64(header + 72, options->extended ? INCOMPAT_EXTENDED : 0);
-    put32(header + 96, REFCOUNT_ORDER);
-    put32(header + 100, HEADER_LENGTH);
+    layout_fill_header(layout, header);
     if (!name)
         return 0;
     if (!format || strlen(format) > MAX_FORMAT_NAME || strlen(name) > MAX_BACKING_NAME || !*name)
@@ -81,11 +41,9 @@ static int fill_header(uint8_t *header, const iou_qcow2_options *options, const 
     return 0;
 }
 
-static void fill_tables(uint8_t *tables, const struct layout *layout) {
-    for (uint64_t i = 0; i < layout->blocks; i++)
-        put64(tables + 8 * i, (1 + layout->table + i) * layout->cluster);
-    for (uint64_t i = 0; i < layout->clusters; i++)
-        refs_put_number(tables + layout->table * layout->cluster, i, REFCOUNT_ORDER, 1);
+static void fill_tables(uint8_t *content, const struct layout *layout) {
+    for (uint64_t sector = layout->cluster / SECTOR; sector < layout_l1(layout) / SECTOR; sector++)
+        layout_fill_counts(layout, sector, content + sector * SECTOR);
 }
 
 /* ---- the file --------------------------------------------------------------------------------------------------- */
@@ -115,14 +73,15 @@ static int write_file(int fd, const uint8_t *content, const struct layout *layou
 int iou_create_qcow2(const char *path, const iou_qcow2_options *options) {
     struct layout layout;
     uint64_t size;
-    int error = lay_out(options, &layout);
+    int error = layout_begin(&layout, options->size, options->cluster_bits, options->extended);
     if (error)
         return error;
-    uint8_t *content = calloc(1 + layout.table + layout.blocks, layout.cluster);
+    layout_place(&layout, 0, 0);
+    uint8_t *content = calloc(1, layout_l1(&layout));
     if (!content)
         return -ENOMEM;
     error = fill_header(content, options, &layout);
-    fill_tables(content + layout.cluster, &layout);
+    fill_tables(content, &layout);
     int fd = error ? error : sys_open(path, O_RDWR | O_CLOEXEC | O_NOCTTY);
     error = fd < 0 ? fd : sys_size(fd, &size);
     if (!error && size)
