@@ -12,6 +12,7 @@ from ioutil_ext import ffi, lib
 from ..errors import Error, InvalidRequest, OutOfRange, StorageError, TooManyDecoders, Truncated, Unavailable
 from ..image import zstd
 from ..storage.completions import describe, kind_name, no_fault, syscall_name
+from ..storage.packed import PackedDisk
 from .lane import Lane
 from .terms import Terms, bits
 
@@ -32,7 +33,7 @@ class Instruction:
     come in chunks if `length` is None. The body of a PUT has `body` bytes as it is sent, or comes in chunks if `body`
     is None. `encoded` tells that it is a frame of zstd. With `flush`, the bytes are on stable storage before the
     answer. `expects` tells that the client waits for 100 Continue. `status` is the status of the answer, and `answer`
-    the whole of it, or its head, with DATE once.
+    the whole of it, or its head, with DATE once. With `packed`, the range is one of this file, not of the image.
     """
 
     writes: bool
@@ -44,6 +45,7 @@ class Instruction:
     encoded: bool = False
     flush: bool = False
     expects: bool = False
+    packed: PackedDisk | None = None
 
     def fill(self, place: Any) -> object:
         """Fill an iou_instruction. Keep the returned object alive until C has copied the instruction."""
@@ -97,6 +99,8 @@ class HttpTerms(Terms):
         kept: list[object] = []  # keeps the memory alive until C has copied it
         if self.instruction is not None:
             kept.append(self.instruction.fill(options.instruction))
+            if self.instruction.packed is not None:
+                handle = self.instruction.packed.handle
         for name, text in texts.items():
             kept.append(ffi.from_buffer(text))
             setattr(options, name, kept[-1])

@@ -159,7 +159,7 @@ def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_succes
     with nbdkit("eval", "get_size=echo 1M", f"pread={read}", f"pwrite={write}") as server:
         url = add_ticket(server, MiB)
         told = client.request("OPTIONS", url).json()
-        assert told["features"] == ["checksum", "checksum_blocks", "checksum_range", "extents", "nbd", "zero"]
+        assert told["features"] == ["checksum", "checksum_blocks", "checksum_range", "extents", "nbd", "qcow2", "zero"]
         assert client.put(f"{url}?flush=n", b"data").status == 200
         for answer in (
             client.put(url, b"data"),
@@ -178,6 +178,7 @@ def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_succes
         "checksum_range",
         "extents",
         "nbd",
+        "qcow2",
         "flush",
         "zero",
         "finalize",

@@ -10,13 +10,13 @@ from tests.support.http_client import Connection, connect_unix
 from tests.support.images import Image, MakeImage, MiB, make_image
 from tests.support.places import Trait, needs
 
-READ_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "extents", "nbd"]
+READ_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "extents", "nbd", "qcow2"]
 WRITE_FEATURES = sorted([*READ_FEATURES, "durable", "finalize", "flush", "zero"])
-ONLY_HERE = {"checksum_blocks", "nbd"}
+ONLY_HERE = {"checksum_blocks", "nbd", "qcow2"}
 
 
 def told(image: Image, features: list[str]) -> list[str]:
-    """Return what is told of an image: lists of digests and NBD are not passed on from another server."""
+    """Return what is told of an image: lists of digests, NBD and qcow2 files are not passed on from another server."""
     return [name for name in features if name not in ONLY_HERE or Trait.HERE in image.place.traits]
 
 

@@ -121,9 +121,15 @@ def test_extents(client: Connection, storage_daemon: Daemon, proxy: Daemon, tmp_
 
 
 def test_list_of_digests_is_not_passed_on(client: Connection, image: Image) -> None:
-    assert not {"checksum_blocks", "nbd"} & set(client.request("OPTIONS", image.url).json()["features"])
+    assert not {"checksum_blocks", "nbd", "qcow2"} & set(client.request("OPTIONS", image.url).json()["features"])
     answer = client.get(f"{image.url}/checksum?blocks=1048576")
     assert (answer.status, b"are not passed on" in answer.body) == (400, True)
+
+
+def test_a_qcow2_file_is_not_passed_on(client: Connection, image: Image) -> None:
+    answer = client.get(f"{image.url}?format=qcow2")
+    assert (answer.status, b"not sent as a qcow2 file" in answer.body) == (400, True)
+    assert client.get(f"{image.url}?format=raw").body == image.content()
 
 
 def test_checksum(client: Connection, image: Image, storage_daemon: Daemon) -> None:

@@ -43,9 +43,12 @@ async def carry_out(request: web.Request, transfer: Transfer, instruction: Instr
     an error or a cancellation, a part of a body may be written. If the connection breaks, or an error comes after the
     answer has begun, the connection is cut.
     """
-    connection = connection_of(request)
+    connection, packed = connection_of(request), instruction.packed
     access = Access.WRITE if instruction.writes else Access.READ
-    async with operations.ready(transfer, access, instruction.offset, instruction.length or 0):
+    offset, length = (instruction.offset, instruction.length or 0) if packed is None else (0, 0)
+    async with operations.ready(transfer, access, offset, length):
         ended = await connection.hand_out(transfer, instruction)
+    if packed is not None:
+        packed.close()
     connection.take_back(instruction, await ended)
     return SentByLane(instruction.status, is_last=is_last)

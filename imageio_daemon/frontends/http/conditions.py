@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from ...errors import Changed
+from ...storage.packed import PackedDisk
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 
@@ -23,19 +24,25 @@ class Conditions:
     These are the writes of other tickets; the daemon does not see other programs that write to the file or device.
     Without a tag, If-Match fails unless it is `*`, If-None-Match matches nothing but `*`, and If-Range makes the answer
     the whole image. A ticket that can write ignores If-Match and If-Range.
+
+    What is `packed`, a file that is made of the image, has a tag for any ticket, and none if its own generation is 0.
     """
 
-    def __init__(self, fields: Mapping[str, str], transfer: Transfer, size: int) -> None:
+    def __init__(
+        self, fields: Mapping[str, str], transfer: Transfer, size: int, packed: PackedDisk | None = None
+    ) -> None:
         self._tag: str | None = None
         #: Whether the Range of the request counts. If not, the answer is the whole image.
         self.range_counts = True
         asked = fields.get("if-none-match", "")
         #: Whether If-None-Match names what the image is: the answer is 304, without its bytes.
         self.unmodified = asked == "*"
-        if transfer.ticket.may(Access.WRITE):
+        if packed is None and transfer.ticket.may(Access.WRITE):
             return
         backend = transfer.opened
-        if backend is not None:
+        if backend is not None and packed is not None:
+            self._tag = entity_tag(backend.info.identity, size, packed.generation, packed.layout)
+        elif backend is not None:
             self._tag = entity_tag(backend.info.identity, size, backend.generation)
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         if match is not None and match != "*" and self._tag not in _members(match):
@@ -59,16 +66,17 @@ def require_none(fields: Mapping[str, str]) -> None:
         raise Changed("There is an image, and the request is for none")
 
 
-def entity_tag(identity: object, size: int, generation: int) -> str | None:
+def entity_tag(identity: object, size: int, generation: int, layout: str = "") -> str | None:
     """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image, or None if changes may go unseen.
 
     `identity` is that of BackendInfo, or None if it is not known; `generation` that of the Backend, or 0; `size` the
     bytes that are served. The tag is a hash of them and of INSTANCE, because a generation means something in this
-    process only. Each write makes a new generation, so a tag never stands for other content.
+    process only. Each write makes a new generation, so a tag never stands for other content. `layout` is that of a file
+    that is made of the image: programs that change the image unseen may change where it has data.
     """
     if not generation or identity is None:
         return None
-    named = f"{INSTANCE} {identity} {size} {generation}"
+    named = f"{INSTANCE} {identity} {size} {generation} {layout}"
     return f'"{hashlib.sha256(named.encode()).hexdigest()[:32]}"'
 
 

@@ -80,7 +80,8 @@ class LaneService:
         writable = transfer.permission.writable if instruction is None else instruction.writes
         terms = terms_of(transfer.ticket, backend, writable=writable)
         if instruction is not None:
-            terms = dataclasses.replace(terms, instruction=instruction)
+            size = terms.size if instruction.packed is None else instruction.packed.length
+            terms = dataclasses.replace(terms, instruction=instruction, size=size)
         transfer.start_lane(lane, backend, transport.fileno, received, terms, transport.tls_socket, changes=writable)
         return lane
 

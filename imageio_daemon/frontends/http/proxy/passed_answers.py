@@ -35,7 +35,7 @@ _RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19})")
 _OPTIONS_PASSED = ("zero_state", "finalized", "instance")
 _PASSED_TO_WRITERS = ("available",)
 #: Features that are not passed on: lists of digests, which come while the image is read, and NBD, which is not HTTP.
-NOT_PASSED = ("checksum_blocks", "nbd")
+NOT_PASSED = ("checksum_blocks", "nbd", "qcow2")
 
 
 class AnsweredRange(NamedTuple):

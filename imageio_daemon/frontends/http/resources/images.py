@@ -18,7 +18,7 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
 from ..carrying import answer_to, carry_out
-from ..conditions import INSTANCE, Conditions
+from ..conditions import INSTANCE
 from ..errors import ENCODING
 from ..headers import (
     MAX_FINALIZE,
@@ -32,24 +32,23 @@ from ..headers import (
 )
 from ..request import (
     attach,
-    close_if_wanted,
     connection_of,
     exchange_of,
     is_closing,
     name_of,
     query_of,
     read_json,
-    unmodified,
     waits_for_continue,
 )
-from ..responses import cors_headers, json_response, range_headers, whole_headers
+from ..responses import cors_headers, json_response
 from ..routes import READ_METHODS, Resource
 from .local import LocalService
+from .reading import Read, packs_qcow2
 
 WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 
-READ_FEATURES = ("checksum", "checksum_blocks", "checksum_range", "extents", "nbd")
+READ_FEATURES = ("checksum", "checksum_blocks", "checksum_range", "extents", "nbd", "qcow2")
 WRITE_FEATURES = ("durable", "flush", "zero")
 
 #: The name in `OPTIONS /images/*`, which asks for the features of the server.
@@ -133,36 +132,16 @@ class Images:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
 
-        A client that names the tag of what it has gets 304 if that is the image.
+        With `format=qcow2` in the query, that is a qcow2 file of the image. A client that names the tag of what it has
+        gets 304 if that is what it asks for.
 
-        Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable. An error after
-        the first bytes of the body cuts the connection, so the client gets less than Content-Length.
+        Raises InvalidRequest, OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable.
+        An error after the first bytes of the body cuts the connection, so the client gets less than Content-Length.
         """
-        wanted = parse_range(request.headers.get("range"))
+        wanted, packs = parse_range(request.headers.get("range")), packs_qcow2(request)
         transfer = attach(self._store, request, Access.READ)
-        size = await operations.size(transfer, part=request.method != "HEAD")
-        conditions = Conditions(request.headers, transfer, size)
-        if conditions.unmodified:
-            return unmodified(request, conditions.headers)
-        if not conditions.range_counts:
-            wanted = None
-        offset, length = 0, size
-        if wanted is None:
-            headers = whole_headers(transfer.ticket)
-        else:
-            offset, length = wanted.resolve(size)
-            headers = range_headers(transfer.ticket, offset, offset + length - 1, size)
-        headers |= conditions.headers
-        status = 200 if wanted is None else 206
-        if request.method == "HEAD":
-            response = web.StreamResponse(status=status, headers=headers)
-            response.content_length = length
-            close_if_wanted(request, response)
-            return response
-        is_last = is_closing(request) or connection_of(request).must_close or not request.content.at_eof()
-        answer = answer_to(request, status, headers | _for_pages(request), length, is_last=is_last)
-        todo = Instruction(False, offset, length, status, answer)
-        return await carry_out(request, transfer, todo, is_last=is_last)
+        read = Read(request, transfer, wanted, _for_pages(request))
+        return await (read.packed(self._buffers) if packs else read.raw())
 
     async def put(self, request: web.Request) -> web.StreamResponse:
         """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).

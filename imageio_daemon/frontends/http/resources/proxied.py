@@ -42,6 +42,7 @@ from .images import (
     parse_put,
 )
 from .local import LocalService
+from .reading import packs_qcow2
 
 #: Fields that are passed on unchanged: conditions that only the other server can check (RFC 9110 13.1).
 CONDITIONS = ("If-Match", "If-None-Match", "If-Range")
@@ -108,10 +109,12 @@ class Proxied:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head, as the other server answers it.
 
-        Raises OutOfRange, Forbidden, TooManyConnections, Canceled, PeerGone, WayGone, WaySilent, Unusable. An
-        error after the first bytes of the body cuts the connection.
+        Raises InvalidRequest, OutOfRange, Forbidden, TooManyConnections, Canceled, PeerGone, WayGone, WaySilent,
+        Unusable. An error after the first bytes of the body cuts the connection.
         """
         parse_range(request.headers.get("range"))
+        if packs_qcow2(request):
+            raise InvalidRequest("An image of another server is not sent as a qcow2 file")
         transfer = attach(self._store, request, Access.READ)
         conditions = {name: request.headers[name] for name in CONDITIONS if name in request.headers}
         wanted = await self._wanted(request, transfer, conditions)

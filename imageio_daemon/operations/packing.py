@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images as qcow2 files that are made as they are sent."""
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
+
+from ..storage.backend import Context
+from ..storage.bucket import SMALL
+from ..storage.buffers import BufferPool
+from ..storage.packed import PackedDisk, map_size
+from ..storage.running import Kind
+from ..transfers.transfer import Transfer
+from . import operations
+
+
+@asynccontextmanager
+async def packed(transfer: Transfer, buffers: BufferPool, *, part: bool) -> AsyncIterator[PackedDisk]:
+    """Lay out what the image has now as a file, and close that after the block.
+
+    The memory of the layout counts as buffers of the transfer. Transfer.begin() explains `part`. Raises InvalidRequest
+    if the disk is too large; Shortened, Unavailable, Forbidden, Canceled, StorageError.
+    """
+    size = await operations.size(transfer, part=part)
+    async with buffers.lease(transfer, map_size(size), most=1):
+        with ExitStack() as stack:
+            async with operations.running(transfer, None, kind=Kind.EXTENTS, part=True) as (op, backend):
+                await transfer.bucket.take(SMALL)
+                generation = backend.generation
+                disk = stack.enter_context(closing(PackedDisk(backend, size)))
+                if size:
+                    async with aclosing(backend.extents(op, 0, size, Context.ZERO)) as lists:
+                        async for found in lists:
+                            disk.tell(found)
+                disk.place()
+                if backend.generation == generation:
+                    disk.generation = generation
+            yield disk
