@@ -2,7 +2,8 @@
 
 /*
  * Writers of an image in the format qcow2, each with sectors of its own that share clusters with those of others; one
- * more flushes and looks at extents. All is read again, and after the image was closed and opened.
+ * more flushes and looks at extents, and another one reads the disk as a file in the format. All is read again, and
+ * after the image was closed and opened.
  */
 
 #include "api/qcow2.h"
@@ -86,6 +87,43 @@ static void *flush_often(void *argument) {
     return NULL;
 }
 
+static iou_handle *pack(iou_handle *disk, uint32_t bits) {
+    static iou_extent extents[2 * DISK / SECTOR_SIZE];
+    iou_completion completion;
+    iou_handle *packed;
+    const void *map;
+    uint64_t map_bytes;
+    CHECK(iou_execute(disk, IOU_EXTENTS, 0, 0, DISK, extents, sizeof(extents), NULL, &completion) == 0);
+    CHECK(iou_packed_new(disk, DISK, bits, &packed) == 0);
+    for (uint32_t i = 0; i < completion.count; i++) {
+        uint8_t flags = (uint8_t)extents[i].flags;
+        CHECK(iou_packed_tell(packed, &extents[i].end, &flags, 1) == 0);
+    }
+    CHECK(iou_packed_place(packed, &map, &map_bytes) == 0);
+    return packed;
+}
+
+/* Tables stay as they are, data changes: the clusters of header and counts are compared. */
+static void *pack_often(void *argument) {
+    struct disk *disk = argument;
+    static unsigned char whole[2 * DISK], part[2 * DISK];
+    uint64_t random = 1;
+    iou_info info;
+    while (disk->writing) {
+        uint32_t bits = 9 + (uint32_t)below(&random, 8);
+        iou_handle *packed = pack(disk->handle, bits);
+        iou_handle_info(packed, &info);
+        CHECK(info.size <= sizeof(whole));
+        run_on(packed, IOU_READ, 0, info.size, whole);
+        uint64_t offset = below(&random, info.size), length = 1 + below(&random, info.size - offset);
+        run_on(packed, IOU_READ, offset, length, part);
+        for (uint64_t i = offset; i < offset + length && i < (UINT64_C(3) << bits); i++)
+            CHECK(part[i - offset] == whole[i]);
+        iou_packed_free(packed);
+    }
+    return NULL;
+}
+
 static void check_disk(const struct disk *disk) {
     unsigned char buffer[SECTOR_SIZE];
     for (uint64_t sector = 0; sector < DISK / SECTOR_SIZE; sector++) {
@@ -96,7 +134,7 @@ static void check_disk(const struct disk *disk) {
 }
 
 static void write_disk(struct disk *disk, uint64_t seed) {
-    pthread_t threads[DISK_WRITERS + 1];
+    pthread_t threads[DISK_WRITERS + 2];
     struct disk_writer writers[DISK_WRITERS];
     disk->writing = DISK_WRITERS;
     for (unsigned i = 0; i < DISK_WRITERS; i++) {
@@ -104,7 +142,8 @@ static void write_disk(struct disk *disk, uint64_t seed) {
         CHECK(pthread_create(&threads[i], NULL, write_sectors, &writers[i]) == 0);
     }
     CHECK(pthread_create(&threads[DISK_WRITERS], NULL, flush_often, disk) == 0);
-    for (unsigned i = 0; i <= DISK_WRITERS; i++)
+    CHECK(pthread_create(&threads[DISK_WRITERS + 1], NULL, pack_often, disk) == 0);
+    for (unsigned i = 0; i < DISK_WRITERS + 2; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     check_disk(disk);
     run_on(disk->handle, IOU_CLOSE, 0, 0, NULL);
