@@ -23,8 +23,8 @@ struct op;
 
 /*
  * The functions of a kind of image: engine/file_image.c has those of files and devices, nbd_client/extents.c those of
- * images that a server has, qcow2/image.c those of images with that format. engine/running.c has the course of an
- * operation on any image.
+ * images that a server has, qcow2/image.c those of images with that format, qcow2/packed.c those of files with that
+ * format that are made of any of these. engine/running.c has the course of an operation on any image.
  */
 struct image_ops {
     /* Another server has the image: an operation waits for that, and FUA is part of each change. */

@@ -8,6 +8,7 @@ import pytest
 
 from imageio_daemon.errors import Changed
 from imageio_daemon.frontends.http.conditions import Conditions, entity_tag, require_none
+from imageio_daemon.storage.packed import PackedDisk
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
 
@@ -51,6 +52,25 @@ def test_a_ticket_that_may_write_knows_no_conditions() -> None:
     image = transfer(Access.READ, Access.WRITE, **SURE)
     conditions = Conditions({"if-range": '"a"', "if-match": '"a"', "if-none-match": tag()}, image, 100)
     assert (conditions.headers, conditions.range_counts, conditions.unmodified) == ({}, True, False)
+
+
+def made(generation: int = 7, layout: str = "a") -> PackedDisk:
+    return cast(PackedDisk, SimpleNamespace(generation=generation, layout=layout))
+
+
+@pytest.mark.parametrize("ops", [(Access.READ,), (Access.WRITE,)])
+def test_a_file_made_of_the_image_has_a_tag_of_its_own(ops: tuple[Access, ...]) -> None:
+    image = transfer(*ops, **SURE)
+    found = Conditions({}, image, 100, made()).headers["ETag"]
+    assert found not in (tag(), tag(layout="b"), tag(layout="a", generation=8))
+    assert Conditions({"if-range": found}, image, 100, made()).range_counts
+    assert not Conditions({"if-range": found}, image, 100, made(layout="b")).range_counts
+    with pytest.raises(Changed):
+        Conditions({"if-match": found}, image, 100, made(generation=8))
+
+
+def test_a_file_made_while_the_image_changed_has_no_tag() -> None:
+    assert Conditions({}, transfer(**SURE), 100, made(generation=0)).headers == {}
 
 
 @pytest.mark.parametrize("asked", ["{tag}", "W/{tag}", '"a",\t{tag}', "*"])
