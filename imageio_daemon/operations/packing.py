@@ -4,6 +4,7 @@
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 
+from ..errors import Unavailable
 from ..storage.backend import Context
 from ..storage.bucket import SMALL
 from ..storage.buffers import BufferPool
@@ -17,21 +18,25 @@ from . import operations
 async def packed(transfer: Transfer, buffers: BufferPool, *, part: bool) -> AsyncIterator[PackedDisk]:
     """Lay out what the image has now as a file, and close that after the block.
 
-    The memory of the layout counts as buffers of the transfer. Transfer.begin() explains `part`. Raises InvalidRequest
-    if the disk is too large; Shortened, Unavailable, Forbidden, Canceled, StorageError.
+    The memory of the layout counts as a buffer of the transfer. C has its own: this one stays untouched. A lane whose
+    client is gone may keep C's for a moment longer. Transfer.begin() explains `part`. Raises InvalidRequest if the disk
+    is too large, Unavailable if there is no memory; Shortened, Forbidden, Canceled, StorageError.
     """
     size = await operations.size(transfer, part=part)
-    async with buffers.lease(transfer, map_size(size), most=1):
-        with ExitStack() as stack:
-            async with operations.running(transfer, None, kind=Kind.EXTENTS, part=True) as (op, backend):
-                await transfer.bucket.take(SMALL)
-                generation = backend.generation
-                disk = stack.enter_context(closing(PackedDisk(backend, size)))
-                if size:
-                    async with aclosing(backend.extents(op, 0, size, Context.ZERO)) as lists:
-                        async for found in lists:
-                            disk.tell(found)
-                disk.place()
-                if backend.generation == generation:
-                    disk.generation = generation
-            yield disk
+    buffer = buffers.try_acquire(map_size(size), transfer)
+    if buffer is None:  # it may be hours until there is one
+        raise Unavailable("There is no memory for the request now")
+    with ExitStack() as stack:
+        stack.callback(buffer.release)
+        async with operations.running(transfer, None, kind=Kind.EXTENTS, part=True) as (op, backend):
+            await transfer.bucket.take(SMALL)
+            generation = backend.generation
+            disk = stack.enter_context(closing(PackedDisk(backend, size)))
+            if size:
+                async with aclosing(backend.extents(op, 0, size, Context.ZERO)) as lists:
+                    async for found in lists:
+                        disk.tell(found)
+            disk.place()
+            if backend.generation == generation:
+                disk.generation = generation
+        yield disk

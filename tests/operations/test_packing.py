@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.errors import InvalidRequest
+from imageio_daemon.errors import InvalidRequest, Unavailable
 from imageio_daemon.operations.packing import packed
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
@@ -53,6 +53,14 @@ async def test_the_map_counts_as_memory_of_the_transfer(transfer: Transfer, buff
     async with packed(transfer, buffers, part=False):
         assert buffers.in_use == MIN_BUFFER
     assert buffers.in_use == 0
+
+
+async def test_without_memory_it_is_refused_at_once(transfer: Transfer) -> None:
+    buffers = BufferPool(MIN_BUFFER)
+    async with packed(transfer, buffers, part=False):
+        with pytest.raises(Unavailable):
+            async with packed(transfer, buffers, part=False):
+                raise AssertionError("it was laid out")
 
 
 async def test_it_has_the_generation_of_the_image(transfer: Transfer, buffers: BufferPool) -> None:

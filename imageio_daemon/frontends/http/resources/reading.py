@@ -46,7 +46,7 @@ class Read:
         return await self._answer(size, Conditions(self._request.headers, self._transfer, size))
 
     async def packed(self, buffers: BufferPool) -> web.StreamResponse:
-        """Answer with a qcow2 file of the image. What a lane has of it after this is not counted in the buffers."""
+        """Answer with a qcow2 file of the image. `buffers` has the memory for its layout."""
         async with packed(self._transfer, buffers, part=self._moves) as disk:
             conditions = Conditions(self._request.headers, self._transfer, disk.length, disk)
             return await self._answer(disk.length, conditions, disk)
