@@ -47,7 +47,9 @@ static int read_disk(struct op *op, uint64_t place, uint64_t length, char *memor
         op->result.size = inner.result.size;
         return error;
     }
-    op->result.done += inside; /* the control has it already */
+    op->result.done += inner.result.done; /* the control has it already */
+    if (inner.result.done < inside)
+        return 0;
     memset(memory + inside, 0, length - inside);
     op_advance(op, length - inside);
     return 0;
