@@ -73,7 +73,10 @@ class Engine:
     def submit_open_qcow2(
         self, chain: Any, path: str, *, writable: bool, shared: bool, op: Operation
     ) -> "asyncio.Future[Any]":
-        """Open an image in the format qcow2, as submit_open() does. `chain` is an iou_qcow2_chain, with its memory."""
+        """Open an image in the format qcow2, as submit_open() does. `chain` is an iou_qcow2_chain, with its memory.
+
+        If `op` is cancelled, the open ends also while it reads the tables, as it does for writing.
+        """
         flags = _open_flags(writable=writable, shared=shared)
         return self._of_loop().submit(
             Submission(lib.IOU_OPEN, path, flags, holders=(op,), held=chain),

@@ -79,14 +79,15 @@ typedef struct {
 /*
  * Queue the open of an image. flags: IOU_WRITABLE, IOU_BUFFERED, IOU_SHARED. Without IOU_SHARED each file is locked
  * against other programs as qemu locks it, and the image is open only once for writing in this process: EBUSY with
- * IOU_SYS_LOCK otherwise. The caller keeps the chain, its texts and the verdict until the completion was reaped.
- * -EINVAL: no layer, too many, or a path that is not absolute; and as iou_submit_open().
+ * IOU_SYS_LOCK otherwise. The caller keeps the chain, its texts and the verdict until the completion was reaped. An
+ * open for writing reads all tables; it ends between two of them when it is cancelled. -EINVAL: no layer, too many, or
+ * a path that is not absolute; and as iou_submit_open().
  */
 int iou_submit_open_qcow2(iou_queue *queue, uint64_t cookie, const iou_qcow2_chain *chain, uint32_t flags,
                           iou_control *control);
 
 /* Open an image in the calling thread, for tests and tools, as iou_execute(). Blocks. */
-int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_completion *completion);
+int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_control *control, iou_completion *completion);
 
 /* A new image: version 3, reference counts of 16 bits. */
 typedef struct {

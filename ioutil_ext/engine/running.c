@@ -233,8 +233,8 @@ static int execute_on_handle(struct op *op) {
     return error;
 }
 
-int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_completion *completion) {
-    struct op op = {.kind = IOU_OPEN, .flags = flags, .chain = chain};
+int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_control *control, iou_completion *completion) {
+    struct op op = {.kind = IOU_OPEN, .flags = flags, .chain = chain, .control = control};
     fork_watch();
     if (op_check(&op) || !qcow2_is_chain(chain))
         return -EINVAL;

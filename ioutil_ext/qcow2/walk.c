@@ -39,6 +39,8 @@ static int refuse_walk(struct walk *walk, const char *what, uint64_t offset) {
 }
 
 static int read_walked(struct walk *walk, void *to, uint64_t offset, uint64_t length) {
+    if (op_canceled(walk->op))
+        return op_fail(walk->op, IOU_SYS_NONE, ECANCELED);
     walk->read += length;
     if (walk->read > MOST_TABLES)
         return judge(walk->op, walk->verdict, IOU_QCOW2_FALLBACK, "its tables are too large to be checked");
@@ -238,6 +240,8 @@ static int find_holes(struct walk *walk, uint64_t first, uint64_t end, uint32_t 
     int error = 0;
     for (uint64_t at = first << q->cluster_bits; !error && at < last && ++*looks < MOST_LOOKS; at = stop) {
         bool hole = false;
+        if (op_canceled(walk->op))
+            return op_fail(walk->op, IOU_SYS_NONE, ECANCELED);
         error = layer_extent(walk->op, q->file, at, last, &stop, &hole);
         if (!error && hole)
             note_hole(q, at, stop);

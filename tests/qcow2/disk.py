@@ -55,6 +55,7 @@ class Disk(Image):
         buffered: bool = False,
         shared: bool = False,
         bitmap: str | None = None,
+        control: Any = ffi.NULL,
     ) -> None:
         layers = [Layer(Path(image))] if isinstance(image, Path | str) else list(image)
         flags = (
@@ -77,7 +78,7 @@ class Disk(Image):
         chain = ffi.new("iou_qcow2_chain *", {"layers": files, "count": len(layers), "verdict": verdict})
         chain.bitmap = ffi.NULL if bitmap is None else text(bitmap)
         completion = ffi.new("iou_completion *")
-        status = lib.iou_open_qcow2(chain, flags, completion)
+        status = lib.iou_open_qcow2(chain, flags, control, completion)
         if status == 0:
             assert verdict.judgment == lib.IOU_QCOW2_NATIVE
             self.handle = completion.handle

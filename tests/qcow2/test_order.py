@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls requests make, and in which order: recorded, one after the other."""
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ioutil_ext import ffi
+
+from ..ioutil.engine_driver import Failed
 from .checker import OFFSET, Checked, u64s
 from .crash import Barrier, Change, Recorder
 from .disk import Disk, Layer, create, run
@@ -180,3 +184,25 @@ def test_data_that_was_moved_is_durable_before_its_entry(shared: tuple[Recorder,
     (data,), entry = touches(recorder, since, host), touches(recorder, since, table)
     assert entry
     assert any(data < barrier < entry[0] for barrier in barriers(recorder, since))
+
+
+def test_open_for_writing_that_is_cancelled_reads_no_more_tables(recorder: Recorder, disk: Disk) -> None:
+    disk.write(0, b"a" * CLUSTER)
+    disk.close()
+    table, before = Checked(recorder.content).l1[0] & OFFSET, recorder.now
+    control, reads = ffi.new("iou_control *"), list[int]()
+
+    def look(offset: int, length: int) -> None:
+        reads.append(offset)
+        control.canceled = cancels
+
+    recorder.reads, cancels = look, False
+    Disk([Layer(Path(recorder.path))], shared=True, control=control).close()
+    assert table in reads
+    reads.clear()
+    cancels = True
+    with pytest.raises(Failed) as caught:
+        Disk([Layer(Path(recorder.path))], shared=True, control=control)
+    assert caught.value.errno == errno.ECANCELED
+    assert table not in reads
+    assert recorder.now == before

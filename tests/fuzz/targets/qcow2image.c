@@ -50,7 +50,7 @@ static iou_handle *open_chain(const struct made *image, const char *backing, con
     iou_qcow2_chain chain = {.layers = layers, .count = backing ? 2 : 1, .verdict = verdict};
     chain.bitmap = flags & IOU_WRITABLE ? NULL : "b";
     iou_completion completion;
-    int error = iou_open_qcow2(&chain, flags | IOU_SHARED, &completion);
+    int error = iou_open_qcow2(&chain, flags | IOU_SHARED, NULL, &completion);
     CHECK(error ? !completion.handle : verdict->judgment == IOU_QCOW2_NATIVE);
     CHECK(!verdict->judgment || !error || verdict->reason[0]);
     return error ? NULL : completion.handle;

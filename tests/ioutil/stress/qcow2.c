@@ -31,7 +31,7 @@ static iou_handle *open_disk(const char *path) {
     iou_qcow2_layer layer = {.path = path};
     iou_qcow2_chain chain = {.layers = &layer, .count = 1, .verdict = &verdict};
     iou_completion completion;
-    int error = iou_open_qcow2(&chain, IOU_WRITABLE, &completion);
+    int error = iou_open_qcow2(&chain, IOU_WRITABLE, NULL, &completion);
     if (error)
         fprintf(stderr, "%s: %s\n", verdict.reason, strerror(-error));
     CHECK(error == 0 && verdict.judgment == IOU_QCOW2_NATIVE);
