@@ -37,7 +37,7 @@ class Chosen(NamedTuple):
     """A target that is not opened yet. `path` is that of a file or device. `in_place` tells that it exists.
 
     `format` is what it gets, in words: the format, and the compression if there is any.
-    `packs` tells that the target is compressed, so the room that it needs is unknown. `locks` tells that opening it
+    `packs` tells that the target is compressed, so the room that it needs is unknown. `locks` tells that its start()
     also locks it. `check`, for an update, raises LocalError if an image of a size does not fit, and changes nothing.
     """
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import ImageInUse, LocalError
 from .image_source import FormatSource, PresentSource
-from .image_target import InPlace
+from .image_target import ImageTarget
 from .layers import whole_sectors
 from .new_image import NewImage
-from .qcow2_image import NeedsQemu, Qcow2Image, create_qcow2
+from .qcow2_image import NeedsQemu, Qcow2Image, Stopping, create_qcow2
 from .source import Source, open_image
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class NewQcow2(NewImage["Qcow2Image | PrivateQemuNbd"]):
 
     def __init__(self, path: Path, *, continues: bool = False) -> None:
         super().__init__(path, "qcow2", continues=continues)
+        self._stopping = Stopping()
+
+    def stop(self) -> None:
+        """Make the opening, waiting writes and later ones raise Stopped."""
+        self._stopping.stop()
+        super().stop()
 
     def resume(self, size: int) -> Source | None:
         """Open the image of an earlier download, if there is one that can be written, and it has this size.
@@ -64,14 +70,15 @@ class NewQcow2(NewImage["Qcow2Image | PrivateQemuNbd"]):
         create_qcow2(path, size)
 
     def _open(self, path: Path) -> "Qcow2Image | PrivateQemuNbd":
-        return _opened(path, writable=True)
+        return _opened(path, writable=True, stopping=self._stopping)
 
 
-class UpdatedQcow2(InPlace["Qcow2Image | PrivateQemuNbd"]):
-    """An existing qcow2 image, in which what differs is written in place."""
+class UpdatedQcow2(ImageTarget["Qcow2Image | PrivateQemuNbd"]):
+    """An existing qcow2 image, in which what differs is written in place. start() opens and locks it."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), _opened(path, writable=True))
+        self._path = path
+        self._stopping = Stopping()
 
     @staticmethod
     def check(path: Path, size: int) -> None:
@@ -85,17 +92,25 @@ class UpdatedQcow2(InPlace["Qcow2Image | PrivateQemuNbd"]):
             _require_size(str(path), image.size, size)
 
     def start(self, size: int) -> None:
-        """Raise LocalError unless the image has this size."""
-        _require_size(self._name, self._opened.size, size)
+        """Open the image. Raise LocalError unless it has this size."""
+        self._image = _opened(self._path, writable=True, stopping=self._stopping)
+        _require_size(str(self._path), self._opened.size, size)
 
     def source(self) -> Source:
         """Return a source of the image's present content."""
         return PresentSource(self._opened)
 
+    def stop(self) -> None:
+        """Make the opening, waiting writes and later ones raise Stopped."""
+        self._stopping.stop()
+        super().stop()
 
-def _opened(path: Path, *, writable: bool = False, shared: bool = False) -> "Qcow2Image | PrivateQemuNbd":
+
+def _opened(
+    path: Path, *, writable: bool = False, shared: bool = False, stopping: Stopping | None = None
+) -> "Qcow2Image | PrivateQemuNbd":
     try:
-        return Qcow2Image(path, str(path), writable=writable, shared=shared)
+        return Qcow2Image(path, str(path), writable=writable, shared=shared, stopping=stopping)
     except NeedsQemu as e:
         from .qemu_img import arguments_for  # noqa: PLC0415 - as above
         from .qemu_nbd import PrivateQemuNbd  # noqa: PLC0415 - as above

@@ -32,18 +32,38 @@ class NeedsQemu(Exception):
     """The C extension does not do all that the image needs. Nothing was changed, and qemu may open it."""
 
 
+class Stopping:
+    """A request to the calls of one image to end. Thread-safe."""
+
+    def __init__(self) -> None:
+        #: What C looks at.
+        self.control = ffi.new("iou_control *")
+
+    @property
+    def is_set(self) -> bool:
+        """Tell whether stop() was called."""
+        return bool(self.control.canceled)
+
+    def stop(self) -> None:
+        """Let running calls end soon, and later ones raise Stopped."""
+        self.control.canceled = 1
+
+
 class Qcow2Image:
     """An open image, and the files below it, which are locked. Thread-safe. Methods block, and raise LocalError.
 
     `name` is the image's name in messages. With `shared`, other programs may write to the image, and nothing is locked.
+    `stopping` is for who may have to stop the image before it is open: to write, all of its tables are read then.
     The constructor raises NeedsQemu, too. An image to read is left to qemu if one of its extents cannot be found, as in
     a file whose end is missing.
     """
 
-    def __init__(self, path: Path, name: str, *, writable: bool = False, shared: bool = False) -> None:
+    def __init__(
+        self, path: Path, name: str, *, writable: bool = False, shared: bool = False, stopping: "Stopping | None" = None
+    ) -> None:
         self._name = name
         self._writable = writable
-        self._control = ffi.new("iou_control *")
+        self._stopping = stopping or Stopping()
         #: Whether the image was flushed and closed.
         self.ended_well = False
         try:
@@ -115,7 +135,7 @@ class Qcow2Image:
 
     def stop(self) -> None:
         """Let running calls end soon, and later ones raise Stopped. A call of storage is not interrupted."""
-        self._control.canceled = 1
+        self._stopping.stop()
 
     def close(self) -> None:
         """Flush, also after stop(), and close the files. Call this when no other call runs. Later calls do nothing.
@@ -130,17 +150,19 @@ class Qcow2Image:
             closed = execute(handle, lib.IOU_CLOSE).error
         error = flushed or closed
         self.ended_well = error == 0
-        if error and not self._control.canceled:
+        if error and not self._stopping.is_set:
             raise LocalError(f"can't close {self._name}: {os.strerror(error)}")
 
     def _open(self, memory: ChainMemory) -> Any:
-        """Return the handle. Raises LocalError and NeedsQemu."""
+        """Return the handle. Raises LocalError, Stopped and NeedsQemu."""
         completion = ffi.new("iou_completion *")
         # The locks are ours. Reads of other programs fill the page cache, too; writes past it cost half the time.
         flags = lib.IOU_SHARED | (lib.IOU_WRITABLE if self._writable else lib.IOU_BUFFERED)
-        error = -lib.iou_open_qcow2(memory.chain, flags, completion)
+        error = -lib.iou_open_qcow2(memory.chain, flags, self._stopping.control, completion)
         if error and memory.judgment:
             raise NeedsQemu(memory.reason)
+        if error == errno.ECANCELED:
+            raise Stopped("stopped")
         if error:
             raise LocalError(f"can't open {self._name}: {os.strerror(error)}")
         return completion.handle
@@ -157,7 +179,7 @@ class Qcow2Image:
 
     def _run(self, kind: int, what: str, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL) -> Any:
         size = 0 if buffer == ffi.NULL else ffi.sizeof(buffer)
-        completion = execute(self._handle, kind, 0, offset, length, buffer, size, self._control)
+        completion = execute(self._handle, kind, 0, offset, length, buffer, size, self._stopping.control)
         if completion.error == errno.ECANCELED:
             raise Stopped("stopped")
         if completion.error:

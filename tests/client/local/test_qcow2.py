@@ -21,6 +21,7 @@ from imageio_daemon.client.local.qcow2_image import Qcow2Image, create_qcow2
 from imageio_daemon.client.local.qemu import QemuSource
 from imageio_daemon.client.local.source import Source
 from tests.client.local.test_formats import converted, qemu_img, same
+from tests.ioutil.syscall_table import real_pread, replaced
 from tests.qcow2.disk import qemu_io
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -285,6 +286,36 @@ def test_nothing_is_read_after_stop(top: Path) -> None:
             content(source)
         with pytest.raises(Stopped):
             list(source.extents())
+
+
+def stopping(target: NewQcow2 | UpdatedQcow2) -> contextlib.AbstractContextManager[None]:
+    """Stop a target at the first read of C."""
+
+    def stop(fd: int, buffer: memoryview, offset: int) -> int:
+        target.stop()
+        return real_pread(fd, buffer, offset)
+
+    return replaced(pread=stop)
+
+
+def test_stop_ends_the_opening_of_an_image_to_update(disk: Path) -> None:
+    image = converted(disk, "qcow2")
+    target = UpdatedQcow2(image)
+    with stopping(target), pytest.raises(Stopped):
+        target.start(8 * MiB)
+    target.abandon()
+    assert locks(image) == set()
+
+
+def test_stop_ends_the_opening_of_an_earlier_image_which_stays(tmp_path: Path) -> None:
+    target = NewQcow2(tmp_path / "image", continues=True)
+    target.start(MiB)
+    target.keep()
+    again = NewQcow2(tmp_path / "image", continues=True)
+    with stopping(again), pytest.raises(Stopped):
+        again.resume(MiB)
+    assert again.keep()
+    assert locks(tmp_path / "image.part") == set()
 
 
 def test_new_image_that_is_stopped_is_not_complete(tmp_path: Path) -> None:
