@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from .errors import Usage
 from .local.choosing import Chosen, Making, choose_target
-from .local.in_use import locked
+from .local.in_use import END, END_OR_SHARE, locked
 from .local.opening import How, Origin, open_source, reading, require_content
 from .local.source import MarkedSource, Source
 from .local.stream import Watch, unwatched
@@ -125,8 +125,9 @@ class Downloading:
     @contextlib.contextmanager
     def _locked(self, *, shared: bool) -> Iterator[ClientSession]:
         """Lock the target for the block, with a session that has not connected yet."""
+        remedy = END if self.chosen.locks else END_OR_SHARE
         with (
-            locked(self.target, writes=True, shared=shared),
+            locked(self.target, writes=True, shared=shared, remedy=remedy),
             ClientSession(self.url, self.settings) as session,
         ):
             yield session

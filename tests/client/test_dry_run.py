@@ -333,7 +333,7 @@ def test_update_of_an_image_in_use_would_be_refused(daemon: Daemon, target: Imag
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", copy, str(SIZE + 512)], check=True)
     with qemu_nbd(copy, "qcow2"):
         result = run("download", "--dry-run", "--update", "--cafile", daemon.cafile, daemon.url(target.ticket), copy)
-        result.failed_with("is in use by", 5)
+        result.failed_with(r"is in use by qemu-nbd \(pid \d+\): end that first", 5)
 
 
 def test_update_by_a_bitmap_is_previewed(daemon: Daemon, target: Image, tls: Settings, tmp_path: Path) -> None:

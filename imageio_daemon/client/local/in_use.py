@@ -19,36 +19,37 @@ from .formats import is_elsewhere
 #: Most seconds for finding the program that uses an image, because a host may have thousands of processes.
 SEARCH_TIME = 2.0
 #: What the user can do.
-REMEDY = "end that first, or say --shared if the image may be used by both"
+END = "end that first"
+END_OR_SHARE = f"{END}, or say --shared if the image may be used by both"
 
 
 def locked(
-    image: str | os.PathLike[str] | BinaryIO, *, writes: bool, shared: bool
+    image: str | os.PathLike[str] | BinaryIO, *, writes: bool, shared: bool, remedy: str = END_OR_SHARE
 ) -> contextlib.AbstractContextManager[None]:
     """Keep other programs from writing to a local image during the block.
 
     With `writes`, the block writes to the image, so nobody else may use it. With `shared`, this does nothing. There is
     also no lock for streams, for images with an address, if there is no file, on file systems without such locks, and
     if the image cannot be opened, because the next code that opens it reports that. Entering raises LocalError if
-    another program uses the image in a way that conflicts.
+    another program uses the image in a way that conflicts. `remedy` tells what the user can do then.
     """
     if shared or is_elsewhere(image) or not isinstance(image, str | os.PathLike):
         return contextlib.nullcontext()
-    return locked_file(Path(image), Path(image), writes=writes)
+    return locked_file(Path(image), Path(image), writes=writes, remedy=remedy)
 
 
 @contextlib.contextmanager
-def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
+def locked_file(path: Path, file: Path, *, writes: bool, remedy: str = END_OR_SHARE) -> Iterator[None]:
     """Do as locked() for a file or device. `path` is for messages; `file` is opened, and may be a link in /proc."""
-    fd = _open(path, file, writes=writes)
+    fd = _open(path, file, writes=writes, remedy=remedy)
     if fd is None:
         yield
         return
     try:
-        _refuse_mounted(path, fd, writes=writes)
+        _refuse_mounted(path, fd, writes=writes, remedy=remedy)
         error = -lib.iou_lock(fd, writes)
         if error == errno.EBUSY:
-            raise ImageInUse(f"{path} is in use by {_who_has(fd)}: {REMEDY}")
+            raise ImageInUse(f"{path} is in use by {_who_has(fd)}: {remedy}")
         if error not in (0, errno.ENOLCK):
             raise LocalError(f"can't lock {path}: {os.strerror(error)}")
         yield
@@ -56,7 +57,7 @@ def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
         os.close(fd)
 
 
-def _open(path: Path, file: Path, *, writes: bool) -> int | None:
+def _open(path: Path, file: Path, *, writes: bool, remedy: str) -> int | None:
     """Return a descriptor for locks. For a device that is written it is opened exclusively. Raises LocalError."""
     try:
         mode = file.stat().st_mode
@@ -66,11 +67,11 @@ def _open(path: Path, file: Path, *, writes: bool) -> int | None:
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | exclusively)
     except OSError as e:
         if e.errno == errno.EBUSY:
-            raise LocalError(f"{path} is {_holder(_name(file.stat().st_rdev))}: {REMEDY}") from e
+            raise LocalError(f"{path} is {_holder(_name(file.stat().st_rdev))}: {remedy}") from e
         return None
 
 
-def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
+def _refuse_mounted(path: Path, fd: int, *, writes: bool, remedy: str) -> None:
     """Raise LocalError if a device is mounted and may change, or if a file is the content of a loop device."""
     status = os.fstat(fd)
     is_device = stat.S_ISBLK(status.st_mode)
@@ -78,9 +79,9 @@ def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
     for device in devices:
         mounts = [mount for mount in _mounts(device) if writes or mount.writable]
         if mounts:
-            raise LocalError(f"{path} is mounted on {mounts[0].target}: {REMEDY}")
+            raise LocalError(f"{path} is mounted on {mounts[0].target}: {remedy}")
     if writes and devices and not is_device:
-        raise LocalError(f"{path} is the content of /dev/{devices[0]}: {REMEDY}")
+        raise LocalError(f"{path} is the content of /dev/{devices[0]}: {remedy}")
 
 
 class _Mount:

@@ -16,7 +16,7 @@ from ...image.chain_memory import ChainMemory
 from ...image.extents import Extent
 from ...units import KiB
 from ..errors import LocalError, Stopped
-from .in_use import locked_file
+from .in_use import END, END_OR_SHARE, locked_file
 from .local_image import execute, size_of
 from .source import identity, opened_image
 
@@ -83,7 +83,9 @@ class Qcow2Image:
                 link = Path(f"/proc/self/fd/{fd}")
                 if not shared:
                     writes = writable and not self._files
-                    opened.enter_context(locked_file(Path(file.path), link, writes=writes))
+                    # Two programs that write the tables of one image destroy it: --shared is for readers.
+                    remedy = END if writable else END_OR_SHARE
+                    opened.enter_context(locked_file(Path(file.path), link, writes=writes, remedy=remedy))
                 self._files.append(link)
             # By the links C opens the files that were locked, whatever has their names now.
             files = [file._replace(path=str(link)) for file, link in zip(chain.files, self._files, strict=True)]

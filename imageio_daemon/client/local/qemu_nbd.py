@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...urls.nbd import NbdAddress
 from ..errors import ImageInUse, LocalError
-from .in_use import REMEDY
+from .in_use import END, END_OR_SHARE
 from .nbd_image import NbdImage
 from .source import identity
 
@@ -75,7 +75,7 @@ class PrivateQemuNbd(NbdImage):
             needs = f"{name} needs because {why}" if why else f"{name} needs"
             raise LocalError(f"can't run qemu-nbd, which {needs}: {e.strerror}") from e
         try:
-            self._wait(name)
+            self._wait(name, END if writable else END_OR_SHARE)
             super().__init__(name, NbdAddress(socket=socket), dirty=bitmap is not None)
         except BaseException:
             self._process.kill()
@@ -130,14 +130,14 @@ class PrivateQemuNbd(NbdImage):
         standard = (0, 1, 2)
         return [int(name) for name in os.listdir(f"/proc/{self._process.pid}/fd") if int(name) not in standard]
 
-    def _wait(self, name: str) -> None:
+    def _wait(self, name: str, remedy: str) -> None:
         """Wait until qemu-nbd accepts connections. It writes its pid file then; its socket exists before."""
         deadline = time.monotonic() + START_TIMEOUT
         while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
                 said = self._said()
                 if IN_USE in said:
-                    raise ImageInUse(f"can't open {name}: {said} ({REMEDY})")
+                    raise ImageInUse(f"can't open {name}: {said} ({remedy})")
                 raise LocalError(f"can't open {name}: {said}")
             if time.monotonic() > deadline:
                 raise LocalError(
