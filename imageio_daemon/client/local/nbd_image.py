@@ -42,8 +42,9 @@ LEAST_DATA = 64 * KiB
 _NEGOTIATION = 16 * KiB
 _ZEROS = bytes(1 * MiB)
 
-#: A function that takes over a connected socket, and returns one with TLS. The server's certificate is for the name.
-Secure = Callable[[socket.socket, str], socket.socket]
+#: A function that takes over a connected socket, which a Stop shuts down, and returns one with TLS. The server's
+#: certificate is for the name.
+Secure = Callable[[socket.socket, str, Stop], socket.socket]
 
 
 class NbdImage:
@@ -273,9 +274,7 @@ class _ImageConnection:
     def _start_tls(self, host: str) -> None:
         if self._secure is None:
             raise ExportRefused("no rules for TLS were given")
-        self._stop.discard(self._socket)
-        self._socket = self._secure(self._socket, host)
-        self._stop.add(self._socket)
+        self._socket = self._secure(self._socket, host, self._stop)
 
     def _receive(self, buffer: memoryview) -> int:
         count = self._socket.recv_into(buffer)

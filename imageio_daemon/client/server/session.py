@@ -67,12 +67,12 @@ def trust_of(settings: Settings) -> Trust:
     return Trust.of(settings.cafile, settings.pins, insecure=settings.insecure, **own)
 
 
-def securing(settings: Settings) -> Callable[[socket.socket, str], socket.socket]:
+def securing(settings: Settings) -> Callable[[socket.socket, str, Stop], socket.socket]:
     """Return a function that makes TLS on a connected socket, by the rules of the settings; see Trust.secured().
 
     It makes the rules when they are needed, because loading takes time.
     """
-    return lambda sock, host: trust_of(settings).secured(sock, host)
+    return lambda sock, host, stop: trust_of(settings).secured(sock, host, stop)
 
 
 def require_tls(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 """Which servers the client trusts: by authorities, and by pins of public keys (docs/adr/0039)."""
 
 import base64
+import contextlib
 import errno
 import re
 import socket
@@ -13,6 +14,7 @@ from typing import Self
 from ...net.tls_socket import TlsContext
 from ..connecting import closed_on_error
 from ..errors import LocalError, ServerFailed, Usage
+from ..stopping import Stop
 from .secure_socket import SecureSocket
 
 #: The option of the authorities for a web server that has the image. It has no pins.
@@ -91,15 +93,19 @@ class Trust:
                 "new key, since another host may answer in its place"
             )
 
-    def secured(self, sock: socket.socket, host: str) -> socket.socket:
-        """Begin TLS on a connected socket. Return the socket with TLS, which takes its place.
+    def secured(self, sock: socket.socket, host: str, stop: Stop) -> socket.socket:
+        """Begin TLS on a connected socket. Return the socket with TLS, which takes its place, also for `stop`.
 
-        Raises as shake_hands() does, and then closes the connection.
+        Raises as shake_hands() does, and Stopped, and then closes the connection.
         """
+        stop.discard(sock)
         with closed_on_error(sock):
             secure = SecureSocket(sock, self.context, host)
-        with closed_on_error(secure):
+        with closed_on_error(secure), contextlib.ExitStack() as added:
+            stop.add(secure)
+            added.callback(stop.discard, secure)
             self.shake_hands(secure, host)
+            added.pop_all()
         return secure
 
     def _unknown(self, peer: str, reason: str, key: bytes | None) -> str:

@@ -2,13 +2,17 @@
 """Which servers the client believes: by authorities, and by pins of their keys."""
 
 import base64
+import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon.client import Settings, info
-from imageio_daemon.client.errors import ServerFailed, Usage
+from imageio_daemon.client.errors import ServerFailed, Stopped, Usage
+from imageio_daemon.client.server.session import securing
+from imageio_daemon.client.stopping import Stop
 from tests.client.programs import run
 from tests.support.daemon import Certificates, Daemon
 from tests.support.images import Image, MakeImage
@@ -105,3 +109,25 @@ def test_missing_authorities_are_told(tmp_path: Path) -> None:
     told = run("info", "--cafile", tmp_path / "none", "https://localhost:1/images/x")
     assert told.status == 5
     assert "can't load the certificates in" in told.err
+
+
+def test_stop_ends_a_handshake() -> None:
+    stop, secured = Stop(), securing(Settings(insecure=True))
+    ours, theirs = socket.socketpair()
+    stop.add(ours)
+    with theirs, ThreadPoolExecutor(1) as pool:
+        shaking = pool.submit(secured, ours, "localhost", stop)
+        assert theirs.recv(1)
+        stop.stop()
+        with pytest.raises(ConnectionResetError):
+            shaking.result()
+
+
+def test_no_handshake_begins_after_stop() -> None:
+    stop, secured = Stop(), securing(Settings(insecure=True))
+    stop.stop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with pytest.raises(Stopped):
+            secured(ours, "localhost", stop)
+        assert not theirs.recv(1)
