@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that qemu has made, of each feature: the verdict, what is read, what is written."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from .disk import Disk, Judged, Layer, checked, content, qemu_extents
 from .golden import IMAGES, NATIVE
 
 MIB = 1 << 20
+#: Kinds of extents.
+DATA, ZEROS = 0, 1
 
 #: Too large to be read whole.
 LARGE = {"large"}
@@ -27,6 +30,20 @@ def verdict(layers: list[Layer], *, writable: bool) -> str:
     return NATIVE
 
 
+def compared(
+    here: list[tuple[int, int, int]], there: list[tuple[int, int, int]]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the parts of two lists of extents, with the kinds in each."""
+    at = 0
+    while here or there:
+        (start, length, kind), (other_start, other_length, other) = here[0], there[0]
+        end = min(start + length, other_start + other_length)
+        assert start <= at >= other_start
+        yield at, end, kind, other
+        here, there = (rest[end == rest[0][0] + rest[0][1] :] for rest in (here, there))
+        at = end
+
+
 def test_verdict_and_content(name: str, tmp_path: Path) -> None:
     golden = IMAGES[name]
     layers = golden.make(tmp_path)
@@ -36,9 +53,13 @@ def test_verdict_and_content(name: str, tmp_path: Path) -> None:
         assert verdict(layers, writable=True) == golden.writer
         return
     with Disk(layers, writable=False) as disk:
-        assert disk.all_extents() == qemu_extents(layers[0].path)
-        if name not in LARGE:
-            assert disk.content() == content(layers[0].path)
+        data = b"" if name in LARGE else disk.content()
+        for start, end, here, there in compared(disk.all_extents(), qemu_extents(layers[0].path)):
+            # Clusters of data in a hole of the file read as zeros. The engine looks for them in a file that is longer
+            # than what it has, qemu in one that has less than the clusters that are counted, which are fewer.
+            is_found = (here, there) == (ZEROS, DATA) and data[start:end] == bytes(end - start)
+            assert here == there or is_found, (start, end, here, there)
+        assert name in LARGE or data == content(layers[0].path)
     assert name in LARGE or layers[0].path.read_bytes() == before
     assert verdict(layers, writable=True) == golden.writer
 
