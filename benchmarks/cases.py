@@ -58,6 +58,11 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
+def connections_text(count: int) -> str:
+    """Write a number of connections."""
+    return f"{count} connection{'s' if count > 1 else ''}"
+
+
 GOALS = (
     Goal(Case("put", 64 * MiB, "tls", 1, "file"), 1.3, 1.05),
     Goal(Case("put", 64 * MiB, "tls", 4, "file"), 1.0, 1.15),

@@ -75,7 +75,7 @@ def nbd_cases() -> Iterator[nbdcases.Case]:
     """Yield what is measured of NBD."""
     for connections in (1, 4):
         work = functools.partial(nbdcases.copy_in, connections)
-        yield nbdcases.Case(f"nbdcopy in, {connections} connections", "MiB/s", work)
+        yield nbdcases.Case(f"nbdcopy in, {cases.connections_text(connections)}", "MiB/s", work)
     yield nbdcases.Case("fio randwrite 4 KiB", "1000/s", functools.partial(nbdcases.fio, "randwrite", "4k"))
     for each in (256, 16):
         work = functools.partial(fio_flushing, each)

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import machine, report
-from benchmarks.cases import KiB, MiB
+from benchmarks.cases import KiB, MiB, connections_text
 from benchmarks.command import add_places, run_program
 from benchmarks.measure import processor_seconds, table
 from benchmarks.nbd import make_credentials, secure_uri
@@ -109,7 +109,7 @@ def copies(bench: Bench) -> Iterator[Row]:
             "Upgrade: nbd": partial(copy, bench.daemon, client, connections),
             "NBD over TLS": partial(copy, bench.daemon, direct, connections),
         }
-        yield Row(f"nbdcopy out, {connections} connections", "MiB/s", ways, 0.95)
+        yield Row(f"nbdcopy out, {connections_text(connections)}", "MiB/s", ways, 0.95)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cases import KiB, MiB
+from benchmarks.cases import KiB, MiB, connections_text
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import processor_seconds
 
@@ -186,4 +186,4 @@ def copies() -> Iterator[Case]:
     for connections in (1, 4):
         for how, function in (("out", copy_out), ("in", copy_in)):
             work = functools.partial(function, connections)
-            yield Case(f"nbdcopy {how}, {connections} connections", "MiB/s", work, target=1.0, often=OF_SHORT)
+            yield Case(f"nbdcopy {how}, {connections_text(connections)}", "MiB/s", work, target=1.0, often=OF_SHORT)

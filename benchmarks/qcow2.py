@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import client, machine, report
-from benchmarks.cases import GiB, KiB, MiB
+from benchmarks.cases import GiB, KiB, MiB, connections_text
 from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _way(program: str, connections: int) -> str:
-    return f"{program}, {connections} connection{'s' if connections > 1 else ''}"
+    return f"{program}, {connections_text(connections)}"
 
 
 def _make_source(directory: Path, size: int, data: int) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.cases import GiB, KiB, MiB
+from benchmarks.cases import GiB, KiB, MiB, connections_text
 from benchmarks.copies import Job, imageio_client, ovirt_client
 from benchmarks.nbdcases import Server, fio_told, timed
 from benchmarks.seedservers import OURS, QEMU, ZEROING, Zeroing, new_qcow2, passed_on, served
@@ -94,7 +94,7 @@ def copies(bench: Bench) -> Iterator[Row]:
         for request in (128 * KiB, 2 * MiB):
             options = (f"--connections={connections}", f"--request-size={request}")
             ways = {name: partial(copy, bench, source, size, name, options) for name in (OURS, *QEMU)}
-            yield Row(f"nbdcopy, {connections} connections, {request // KiB} KiB", "MiB/s", ways, target=1.2)
+            yield Row(f"nbdcopy, {connections_text(connections)}, {request // KiB} KiB", "MiB/s", ways, target=1.2)
 
 
 def copy(bench: Bench, source: Path, size: int, name: str, options: tuple[str, ...]) -> Figure:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.cases import GOALS, Case, Goal, MiB, all_cases
 from benchmarks.errors import BenchmarkError
+from benchmarks.nbdcases import copies
 from benchmarks.report import DOCUMENT, verdict, write_into
 from benchmarks.rounds import Measured, Round
 from benchmarks.servers import OURS, THEIRS
@@ -21,6 +22,10 @@ def a_round(requests: int, *, flush: float = 0.0, cpu: float = 1.0, memory: int 
 
 def measured(ours: list[Round], theirs: list[Round], disk_rate: float | None = None) -> Measured:
     return Measured(STREAM, {OURS.name: ours, THEIRS.name: theirs}, disk_rate)
+
+
+def test_rows_name_one_connection_or_several() -> None:
+    assert [case.name.partition(", ")[2] for case in copies()] == 2 * ["1 connection"] + 2 * ["4 connections"]
 
 
 def test_the_median_round_counts() -> None:
