@@ -106,13 +106,12 @@ class Qcow2Image:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        records = ffi.new("iou_extent[]", RECORDS)
-        offset, size = 0, self.size
-        while offset < size:
-            found = self._run(lib.IOU_EXTENTS, "find the holes of", offset, size - offset, records)
-            for record in records[0 : found.count]:
-                yield Extent(offset, record.end - offset, zero=bool(record.flags & lib.IOU_EXTENT_ZERO))
-                offset = int(record.end)
+        offset = 0
+        for records in self._records():
+            for record in records:
+                end = int(record.end)
+                yield Extent(offset, end - offset, zero=bool(record.flags & lib.IOU_EXTENT_ZERO))
+                offset = end
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
@@ -171,13 +170,22 @@ class Qcow2Image:
 
     def _require_whole(self) -> None:
         try:
-            for _ in self.extents():
+            for _ in self._records():  # C finds 400,000 in 0.06 s, and Extent has them in 0.9 s
                 pass
         except BaseException as e:
             self.close()
             if isinstance(e, LocalError):
                 raise NeedsQemu("its tables are damaged") from e
             raise
+
+    def _records(self) -> Iterator[Any]:
+        """Yield some extents after the other, as C has them."""
+        records = ffi.new("iou_extent[]", RECORDS)
+        offset, size = 0, self.size
+        while offset < size:
+            found = self._run(lib.IOU_EXTENTS, "find the holes of", offset, size - offset, records)
+            yield records[0 : found.count]
+            offset = int(records[found.count - 1].end)
 
     def _run(self, kind: int, what: str, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL) -> Any:
         size = 0 if buffer == ffi.NULL else ffi.sizeof(buffer)
