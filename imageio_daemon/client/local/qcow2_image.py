@@ -71,7 +71,7 @@ class Qcow2Image:
         except Unusable as e:  # qemu tells it better, or opens it
             raise NeedsQemu(e.told.removeprefix(NOT_SERVED)) from e
         except StorageError as e:
-            raise NeedsQemu(f"its files can't be opened: {os.strerror(e.errno)}") from e
+            raise NeedsQemu(f"not all of its files can be opened ({os.strerror(e.errno)})") from e
         if not chain.is_native:
             raise NeedsQemu("a file below it has another format")
         with contextlib.ExitStack() as opened:
@@ -165,7 +165,8 @@ class Qcow2Image:
         if error == errno.ECANCELED:
             raise Stopped("stopped")
         if error:
-            raise LocalError(f"can't open {self._name}: {os.strerror(error)}")
+            how = " to write to it" if self._writable else ""
+            raise LocalError(f"can't open {self._name}{how}: {os.strerror(error)}")
         return completion.handle
 
     def _require_whole(self) -> None:

@@ -2,6 +2,7 @@
 """A qemu-nbd process that serves an image to this process."""
 
 import contextlib
+import errno
 import os
 import stat
 import subprocess
@@ -28,6 +29,11 @@ STOP_TIMEOUT = 600.0
 STOPPED_TIMEOUT = 5.0
 #: The message if another program has locked a file of the image: the hint of lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
+#: Words of other messages, and what the user can do then.
+ADVICE = {
+    "key-secret": "it is encrypted: make a copy that is not with qemu-img convert",
+    "Image is corrupt": "repair it: qemu-img check -r all",
+}
 
 
 class PrivateQemuNbd(NbdImage):
@@ -41,6 +47,7 @@ class PrivateQemuNbd(NbdImage):
         self, name: str, image: Sequence[str], *, writable: bool = False, bitmap: str | None = None, why: str = ""
     ) -> None:
         self._closed = False
+        self._image = image[-1]
         #: Whether qemu-nbd has ended by itself, so that it has flushed and closed the image.
         self.ended_well = False
         with contextlib.ExitStack() as made:
@@ -73,7 +80,8 @@ class PrivateQemuNbd(NbdImage):
         except OSError as e:
             self._temporary.close()
             needs = f"{name} needs because {why}" if why else f"{name} needs"
-            raise LocalError(f"can't run qemu-nbd, which {needs}: {e.strerror}") from e
+            reason = "it is not installed" if e.errno == errno.ENOENT else e.strerror
+            raise LocalError(f"can't run qemu-nbd, which {needs}: {reason}") from e
         try:
             self._wait(name, END if writable else END_OR_SHARE)
             super().__init__(name, NbdAddress(socket=socket), dirty=bitmap is not None)
@@ -138,7 +146,8 @@ class PrivateQemuNbd(NbdImage):
                 said = self._said()
                 if IN_USE in said:
                     raise ImageInUse(f"can't open {name}: {said} ({remedy})")
-                raise LocalError(f"can't open {name}: {said}")
+                advice = "".join(f" ({text})" for words, text in ADVICE.items() if words in said)
+                raise LocalError(f"can't open {name}: {said}{advice}")
             if time.monotonic() > deadline:
                 raise LocalError(
                     f"can't open {name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
@@ -155,8 +164,10 @@ class PrivateQemuNbd(NbdImage):
 
     def _said(self) -> str:
         self._errors.seek(0)
-        text = self._errors.read(2000).decode(errors="surrogateescape")
-        return " ".join(text.split()) or "it does not tell why"
+        said = self._errors.read(2000).decode(errors="surrogateescape").strip()
+        for known in ("qemu-nbd: ", f"Failed to blk_new_open '{self._image}': ", f"Could not open '{self._image}': "):
+            said = said.removeprefix(known)
+        return " ".join(said.split()) or "it does not tell why"
 
     def _remove_directory(self) -> None:
         for name in ("nbd", "pid"):

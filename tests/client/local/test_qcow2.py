@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,10 +24,14 @@ from imageio_daemon.client.local.source import Source
 from tests.client.local.test_formats import converted, qemu_img, same
 from tests.ioutil.syscall_table import real_pread, replaced
 from tests.qcow2.disk import qemu_io
+from tests.qcow2.golden import poke
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
 from tests.support.locks import NO_WRITE, READ, locks, served
 from tests.support.realstorage import missing, mounted
+
+#: Options of an image that is encrypted.
+ENCRYPTED = ("--object", "secret,id=key,data=x", "-o", "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=1")
 
 
 @pytest.fixture
@@ -430,8 +435,52 @@ def test_image_whose_files_cant_be_seen_is_closed(tmp_path: Path, monkeypatch: p
     assert locks(path) == set()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ("-u", "-b", "/nonexistent", "-F", "raw"),
+            "Could not open backing file: Could not open '/nonexistent': No such",
+        ),
+        (
+            ENCRYPTED,
+            r"Parameter 'encrypt\.key-secret' .* \(it is encrypted: make a copy that is not with qemu-img convert\)$",
+        ),
+    ],
+)
+def test_what_qemu_says_of_an_image_is_told_with_what_to_do(tmp_path: Path, options: Sequence[str], told: str) -> None:
+    image = tmp_path / "an image"
+    qemu_img("create", "-f", "qcow2", *options, image, "1M")
+    with pytest.raises(LocalError, match=rf"^can't open {image}: {told}"):
+        qcow2_source(image)
+
+
+def test_image_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, path)
+
+    image = tmp_path / "image"
+    qemu_img("create", "-f", "qcow2", image, "1M")
+    with (
+        replaced(open=refuse),
+        pytest.raises(LocalError, match=r"can't open .*image to write to it: Permission denied$"),
+    ):
+        UpdatedQcow2(image).start(MiB)
+
+
+def test_image_that_is_marked_as_corrupt_is_not_updated(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    qemu_img("create", "-f", "qcow2", image, "1M")
+    poke(image, 79, b"\2")
+    told = r"qcow2: Image is corrupt; .* \(repair it: qemu-img check -r all\)$"
+    with pytest.raises(LocalError, match=rf"^can't open {image}: {told}"):
+        UpdatedQcow2(image).start(MiB)
+
+
 def test_missing_file_below_is_told_where_there_is_no_qemu(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top.parent / "below" / "base.qcow2").unlink()
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(LocalError, match=r"needs because its files can't be opened: No such file"):
+    with pytest.raises(
+        LocalError, match=r"needs because not all of its files can be opened \(No such file .*: it is not installed$"
+    ):
         qcow2_source(top)
