@@ -4,7 +4,6 @@
 import contextlib
 import errno
 import logging
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from imageio_daemon.client import Settings, download, info, upload
 from imageio_daemon.client.errors import ImageInUse, LocalError, Stopped
-from imageio_daemon.client.local.image_source import FormatSource
 from imageio_daemon.client.local.local_image import execute
 from imageio_daemon.client.local.qcow2 import NewQcow2, UpdatedQcow2, qcow2_source
 from imageio_daemon.client.local.qcow2_image import Qcow2Image, create_qcow2
@@ -27,7 +25,7 @@ from tests.qcow2.disk import qemu_io
 from tests.qcow2.golden import poke
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
-from tests.support.locks import NO_WRITE, READ, locks, served
+from tests.support.locks import locks, served
 from tests.support.realstorage import missing, mounted
 
 #: Options of an image that is encrypted.
@@ -207,45 +205,12 @@ def test_path_through_the_root_of_another_namespace_is_followed(tmp_path: Path) 
         other.communicate(b"\n")
 
 
-def test_file_below_that_changes_is_told(top: Path) -> None:
-    with contextlib.closing(qcow2_source(top)) as source:
-        source.check()
-        os.utime(top.parent / "below" / "base.qcow2")
-        with pytest.raises(LocalError, match=r"base\.qcow2 was changed"):
-            source.check()
-
-
 def test_image_that_is_replaced_is_read_as_it_was(top: Path, disk: Path) -> None:
     with contextlib.closing(qcow2_source(top)) as source:
         top.with_name("other").touch()
         top.with_name("other").replace(top)
         source.check()
         assert content(source) == disk.read_bytes()
-
-
-def test_image_is_known_again(top: Path) -> None:
-    with contextlib.closing(qcow2_source(top)) as source:
-        first = source.identity
-    with contextlib.closing(QemuSource(top, "qcow2")) as source:
-        assert source.identity == first is not None
-    os.utime(top)
-    with contextlib.closing(qcow2_source(top)) as source:
-        assert source.identity != first
-
-
-def test_file_below_that_another_program_writes_is_refused(top: Path) -> None:
-    base = top.parent / "below" / "base.qcow2"
-    with served(base, "qcow2"):
-        with pytest.raises(LocalError, match=rf"{base} is in use by qemu-nbd \(pid \d+\): .*say --shared"):
-            qcow2_source(top)
-        qcow2_source(top, shared=True).close()
-
-
-def test_file_below_is_not_written_while_it_is_read(top: Path) -> None:
-    base = top.parent / "below" / "base.qcow2"
-    with contextlib.closing(qcow2_source(top)):
-        assert {READ, NO_WRITE} <= locks(base)
-    assert locks(base) == set()
 
 
 def test_new_image_is_locked_until_it_is_complete(tmp_path: Path) -> None:
@@ -257,49 +222,7 @@ def test_new_image_is_locked_until_it_is_complete(tmp_path: Path) -> None:
     assert locks(tmp_path / "image") == set()
 
 
-def test_file_below_that_is_mounted_is_refused(tmp_path: Path) -> None:
-    if reason := missing("ext4"):
-        pytest.skip(reason)
-    with mounted("ext4", tmp_path) as place:
-        base, top = place.with_suffix(".img"), tmp_path / "top.qcow2"
-        qemu_img("create", "-f", "qcow2", "-u", "-b", base, "-F", "raw", top, "1M")
-        with pytest.raises(LocalError, match=rf"{base} is mounted on {place}"):
-            qcow2_source(top)
-        qcow2_source(top, shared=True).close()
-
-
 # Damage, and stops
-
-
-@pytest.mark.parametrize("which", ["top", "base"])
-def test_file_that_was_cut_is_refused(tmp_path: Path, disk: Path, which: str) -> None:
-    image = converted(disk, "qcow2")
-    qemu_img("create", "-f", "qcow2", "-b", image, "-F", "qcow2", tmp_path / "top.qcow2")
-    os.truncate(image, 2 * MiB)
-    opened = image if which == "top" else tmp_path / "top.qcow2"
-    with pytest.raises(LocalError, match=r"disk\.qcow2 is damaged: its data goes on behind its end at byte 2097152"):
-        qcow2_source(opened)
-
-
-def test_place_of_damage_is_told(tmp_path: Path) -> None:
-    (tmp_path / "disk").write_bytes(b"".join(os.urandom(32 * KiB) + bytes(32 * KiB) for _ in range(32)))
-    image = converted(tmp_path / "disk", "qcow2", "-c")
-    with image.open("r+b") as file:
-        file.seek(image.stat().st_size // 2)
-        file.write(b"\xff" * 64 * KiB)
-    damaged = r"can't read .*disk\.qcow2 at byte \d+: .*: it is damaged there, or its storage is"
-    with contextlib.closing(qcow2_source(image)) as source, pytest.raises(LocalError, match=damaged):
-        content(source)
-
-
-def test_nothing_is_read_after_stop(top: Path) -> None:
-    with contextlib.closing(qcow2_source(top)) as source:
-        assert isinstance(source, FormatSource)
-        source.stop()
-        with pytest.raises(Stopped):
-            content(source)
-        with pytest.raises(Stopped):
-            list(source.extents())
 
 
 def stopping(target: NewQcow2 | UpdatedQcow2) -> contextlib.AbstractContextManager[None]:

@@ -22,9 +22,7 @@ from imageio_daemon.client.local.qemu import QemuSource, QemuTarget
 from imageio_daemon.client.local.qemu_nbd import PrivateQemuNbd
 from tests.client.local.test_formats import qemu_img
 from tests.support.images import MiB, pattern
-from tests.support.locks import NO_WRITE, READ, locks, served
 from tests.support.nbdservers import qemu_nbd
-from tests.support.realstorage import missing, mounted
 
 KiB = 1024
 
@@ -95,12 +93,6 @@ def test_target_that_is_stopped_before_qemu_nbd_has_ended_is_not_complete(
     assert not (tmp_path / "image.qcow2").exists()
     target.abandon()
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_read_after_stop(source: QemuSource) -> None:
-    source.stop()
-    with pytest.raises(Stopped):
-        list(source.extents())
 
 
 def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
@@ -215,31 +207,6 @@ def test_member_that_names_something_else_is_not_known_again(tmp_path: Path, bas
             assert (content(source) == base.read_bytes(), source.identity) == (True, None)
 
 
-def test_layer_that_another_program_writes_is_refused(tmp_path: Path, base: Path) -> None:
-    top = layered(tmp_path / "top.qcow2", "base.raw")
-    with served(base, "raw"):
-        with pytest.raises(LocalError, match=rf"{base} is in use by qemu-nbd \(pid \d+\): .*say --shared"):
-            QemuSource(top, "qcow2")
-        QemuSource(top, "qcow2", shared=True).close()
-
-
-def test_layer_is_not_written_while_it_is_read(tmp_path: Path, base: Path) -> None:
-    with contextlib.closing(QemuSource(layered(tmp_path / "top.qcow2", "base.raw"), "qcow2")):
-        assert {READ, NO_WRITE} <= locks(base)
-    assert locks(base) == set()
-
-
-def test_layer_that_is_mounted_is_refused(tmp_path: Path) -> None:
-    if reason := missing("ext4"):
-        pytest.skip(reason)
-    with mounted("ext4", tmp_path) as place:
-        base = place.with_suffix(".img")
-        top = layered(tmp_path / "top.qcow2", str(base))
-        with pytest.raises(LocalError, match=rf"{base} is mounted on {place}"):
-            QemuSource(top, "qcow2")
-        QemuSource(top, "qcow2", shared=True).close()
-
-
 def test_files_that_cant_be_seen_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -334,16 +301,6 @@ def test_extent_of_a_vmdk_that_was_cut_is_refused(tmp_path: Path, kind: str) -> 
         QemuSource(image, "vmdk")
 
 
-def test_layer_that_was_cut_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "disk").write_bytes(pattern(8 * MiB))
-    qemu_img("convert", "-f", "raw", "-O", "qcow2", tmp_path / "disk", tmp_path / "base")
-    qemu_img("create", "-f", "qcow2", "-b", "base", "-F", "qcow2", tmp_path / "top")
-    QemuSource(tmp_path / "top", "qcow2").close()
-    os.truncate(tmp_path / "base", 6 * MiB)
-    with pytest.raises(LocalError, match="base is damaged: its data goes on"):
-        QemuSource(tmp_path / "top", "qcow2")
-
-
 def test_member_that_was_cut_before_it_was_packed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "disk").write_bytes(pattern(8 * MiB))
     qemu_img("convert", "-f", "raw", "-O", "vmdk", tmp_path / "disk", tmp_path / "image")
@@ -358,18 +315,6 @@ def test_vdi_without_a_whole_header_is_refused(tmp_path: Path) -> None:
     os.truncate(link, 300)
     with pytest.raises(LocalError, match="is damaged: its data goes on behind its end at byte 300"):
         refuse_cut([link], "image", "vdi", None)
-
-
-def test_place_of_damage_is_told(tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    (tmp_path / "disk").write_bytes(b"".join(os.urandom(32 * KiB) + bytes(32 * KiB) for _ in range(32)))
-    qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", tmp_path / "disk", image)
-    with image.open("r+b") as file:
-        file.seek(image.stat().st_size // 2)
-        file.write(b"\xff" * 64 * KiB)
-    damaged = r"can't read .*image at byte \d+: .*: it is damaged there, or its storage is"
-    with contextlib.closing(QemuSource(image, "qcow2")) as source, pytest.raises(LocalError, match=damaged):
-        content(source)
 
 
 def test_missing_qemu_img_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
