@@ -11,12 +11,7 @@
 #include "image/io.h"
 #include "qcow2/image.h"
 #include "qcow2/map.h"
-
-/* Whether a cluster can be taken without a call. One more may become a block of reference counts. */
-static bool has_zeros(const struct qcow2 *q) {
-    const struct space *space = &q->space;
-    return space->tail_zeros && space->tail + 2 <= space->end && q->cache.dirty < q->cache.most / 8;
-}
+#include "qcow2/space.h"
 
 static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writes, bool unbacked) {
     struct mapping mapping;
@@ -26,7 +21,8 @@ static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writ
     if (!writes)
         return mapping.kind == KIND_DATA || mapping.kind == KIND_ZERO || (unbacked && mapping.kind == KIND_UNALLOCATED);
     bool fresh = (mapping.kind == KIND_ZERO && !mapping.host) || (unbacked && mapping.kind == KIND_UNALLOCATED);
-    return mapping.in_place || (fresh && map_l1(q, number) & ENTRY_COPIED && has_zeros(q));
+    return mapping.in_place ||
+           (fresh && map_l1(q, number) & ENTRY_COPIED && q->cache.dirty < q->cache.most / 8 && space_has_zeros(q));
 }
 
 /* Requests that are longer than a lane's pieces are not looked through: they wait for storage most of the time. */

@@ -107,6 +107,11 @@ static bool has_waste(const struct qcow2 *q) {
            space->recycled - space->recycled_zeros > space->tail / 4;
 }
 
+bool space_has_zeros(const struct qcow2 *q) {
+    const struct space *space = &q->space;
+    return space->tail_zeros && space->tail + 2 <= space->end && (space->recycled_zeros || !has_waste(q));
+}
+
 /* Choose clusters of one block of reference counts, and have them. -EAGAIN: the file has to grow. */
 static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, struct taken *taken) {
     struct space *space = &q->space;

@@ -26,6 +26,10 @@ enum wanted { WANT_ANY, WANT_ZEROS, WANT_TAIL };
 /* Take at most so many clusters, at least one. -ENOSPC. */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
+/* Whether clusters of zeros can be taken, and taking them needs no call: WANT_ZEROS may else get others, or grow the
+   file. One more may become a block of reference counts. */
+bool space_has_zeros(const struct qcow2 *q);
+
 /* Give back clusters to which no entry has ever referred. written: they were written to, or may have been. */
 void space_give_back(struct qcow2 *q, struct op *op, const struct taken *taken, bool written);
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Certificates, Daemon
+from tests.support.heldcalls import build_library
 from tests.support.http_client import Connection
-from tests.support.images import MiB, pattern
+from tests.support.images import KiB, MiB, pattern
 from tests.support.metrics import Metrics
 from tests.support.polling import eventually
+from tests.support.realstorage import missing, mounted
 
 SIZE = 8 * MiB
 VERDICTS = ("native", "fallback", "refused")
@@ -197,3 +199,31 @@ def test_a_read_past_its_end_and_a_write(daemon: Daemon, client: Connection, ima
     assert client.put_at(f"/images/{ticket}", SIZE - 100, b"y" * 200).status == 416
     daemon.remove(ticket)
     assert content(image)[-101:] == b"\0" + b"x" * 100
+
+
+def written_by_lanes(daemon: Daemon) -> int:
+    """Return the bytes that the threads of lanes have written by system calls of their own."""
+    tasks = [task for task in Path(f"/proc/{daemon.pid}/task").iterdir() if "lane" in (task / "comm").read_text()]
+    return sum(int((task / "io").read_text().split("wchar: ")[1].split()[0]) for task in tasks)
+
+
+def test_a_lane_does_not_wait_for_copies(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files have no holes, free clusters hold data: if a part of one is written, the rest is, too."""
+    if reason := missing("tmpfs"):
+        pytest.skip(reason)
+    monkeypatch.setenv("LD_PRELOAD", str(build_library(tmp_path)))
+    monkeypatch.setenv("IMAGEIO_TEST_NO_HOLES", "1")
+    # On tmpfs all calls of a lane are its own: elsewhere most are asynchronous, and nobody counts them.
+    with mounted("tmpfs", tmp_path) as place, Daemon(certificates) as daemon, daemon.connect("tls") as client:
+        ticket = daemon.add_ticket(create(place / "image"), SIZE, format="qcow2", sparse=True)
+        url = f"/images/{ticket}"
+        assert client.put_at(url, 0, pattern(6 * MiB)).status == 200
+        zero = {"op": "zero", "offset": 0, "size": 6 * MiB, "flush": True}
+        assert client.patch(url, zero).status == 200
+        before = written_by_lanes(daemon)
+        for offset in range(0, 2 * MiB, 64 * KiB):
+            assert client.put_at(url, offset, pattern(4 * KiB)).status == 200
+        assert written_by_lanes(daemon) - before < 64 * KiB
+        daemon.remove(ticket)

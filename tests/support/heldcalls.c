@@ -5,11 +5,13 @@
  *
  * If there is a file PATH.hold, the first such call on PATH renames it to PATH.held and waits until that is gone. With
  * IMAGEIO_TEST_ZERO_RATE in the environment, zeroing takes as long as if it were done at so many MiB a second. With
- * IMAGEIO_TEST_CLOSED=PATH, a lane of NBD that has closed its socket waits like a call on PATH.
+ * IMAGEIO_TEST_NO_HOLES, the kernel has no fast way to zero a part of a file. With IMAGEIO_TEST_CLOSED=PATH, a lane of
+ * NBD that has closed its socket waits like a call on PATH.
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/aio_abi.h>
@@ -75,6 +77,10 @@ REPLACE(pwritev64, (int fd, const struct iovec *parts, int count, off64_t offset
         int (*real)(int, int, type, type) = (int (*)(int, int, type, type))dlsym(RTLD_NEXT, #name);                    \
         hold(fd);                                                                                                      \
         take_time(length);                                                                                             \
+        if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE) && getenv("IMAGEIO_TEST_NO_HOLES")) {                 \
+            errno = EOPNOTSUPP;                                                                                        \
+            return -1;                                                                                                 \
+        }                                                                                                              \
         return real(fd, mode, offset, length);                                                                         \
     }
 
