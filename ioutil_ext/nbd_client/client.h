@@ -114,6 +114,10 @@ void request_ended(struct nbd_request *request, struct link *served);
 /* Take a request out of those that wait for their replies. */
 void connection_forget(struct connection *connection, struct nbd_request *request);
 
+/* The reply to a request that was sent is complete: count it if it is a change that only a flush puts on stable
+   storage, and end it. */
+void request_answered(struct connection *connection, struct nbd_request *request, struct link *served);
+
 /* End the session now. The client's thread does it. */
 void session_break(struct client *client, uint64_t failure);
 

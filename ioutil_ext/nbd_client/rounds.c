@@ -149,13 +149,11 @@ static bool start_round(struct round *round, struct calls *calls, struct link *s
 /* What all requests together have come to. */
 struct outcome {
     const struct nbd_request *failed;
-    bool changed;  /* a change without FUA has succeeded */
     uint64_t done; /* bytes */
 };
 
 static void look_at_outcome(struct outcome *outcome, const struct nbd_request *request) {
     if (!request->failure && !request->error) {
-        outcome->changed |= request_is_change(request) && !(request->flags & FLAG_FUA);
         outcome->done += request->counts;
         return;
     }
@@ -199,11 +197,6 @@ int round_run(struct round *round) {
     for (uint32_t i = 0; i < round->count; i++)
         look_at_outcome(&outcome, &round->requests[i]);
     round->count = 0;
-    if (outcome.changed) {
-        pthread_mutex_lock(&client->lock);
-        client->session.changed += client->session.number == round->session;
-        pthread_mutex_unlock(&client->lock);
-    }
     op_advance(round->op, outcome.done);
     return outcome.failed ? fail_round(round, outcome.failed) : 0;
 }

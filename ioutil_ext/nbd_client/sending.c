@@ -79,10 +79,8 @@ static bool note_sent(struct connection *connection, uint64_t sent, struct link 
         if (request->unsent)
             return !request->answered;
         connection->first++;
-        if (request->answered) {
-            connection_forget(connection, request);
-            request_ended(request, served);
-        }
+        if (request->answered)
+            request_answered(connection, request, served);
     }
     return true;
 }

@@ -41,8 +41,7 @@ static const char *ended(struct requests *requests, struct nbd_request *request)
     const char *why = NULL;
     pthread_mutex_lock(&connection->client->lock);
     if (!request->unsent) {
-        connection_forget(connection, request);
-        request_ended(request, &connection->client->served);
+        request_answered(connection, request, &connection->client->served);
     } else if (connection->sending) {
         request->answered = true; /* who sends knows whether it was sent */
     } else {

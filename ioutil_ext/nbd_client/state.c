@@ -36,6 +36,14 @@ void connection_forget(struct connection *connection, struct nbd_request *reques
     ranges_free(&request->others);
 }
 
+/* Counted here, not by who waits: a session may end, and the next one begin, before that one runs again. */
+void request_answered(struct connection *connection, struct nbd_request *request, struct link *served) {
+    bool changed = !request->error && request_is_change(request) && !(request->flags & FLAG_FUA);
+    connection->client->session.changed += changed;
+    connection_forget(connection, request);
+    request_ended(request, served);
+}
+
 void session_break(struct client *client, uint64_t failure) {
     struct session *session = &client->session;
     if (session->life == IOU_NBD_NONE || session->broken)

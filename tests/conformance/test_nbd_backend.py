@@ -960,6 +960,20 @@ async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
             await backend.flush(Operation())
 
 
+async def test_a_change_may_be_lost_from_its_reply_on_although_its_writer_still_waits(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    server.sizes, server.answer = BlockSizes(1, 4096, 64 * KiB), all_but_the_first(server)
+    backend = await open_nbd(server)
+    writing = asyncio.ensure_future(write(backend, pool, 0, b"x" * 128 * KiB))
+    await eventually_async(lambda: backend._client.state.unflushed)
+    assert not writing.done()
+    server.reply(server.asked[0])
+    await writing
+    await backend.flush(Operation())
+    assert not backend._client.state.unflushed
+
+
 async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
     backend = await open_nbd(server)
     buffer = await pool.acquire(4096)
