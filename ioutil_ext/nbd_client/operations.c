@@ -78,18 +78,21 @@ int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
 
 /*
  * Flushing. After a failure each flush fails: the data of other writes may be what was lost. So it does after a session
- * that has ended with changes that no flush had covered, or that were not answered.
+ * that has ended with changes that no flush had covered, or that were not answered. The failure is kept when its reply
+ * comes, before any later reply is looked at.
  */
 
-/* Note that the flush of an operation has failed: each later one fails. */
-static void flush_failed(struct op *op) {
-    struct client *client = client_of(op->handle);
-    pthread_mutex_lock(&client->lock);
-    const iou_nbd_failure *failure = failure_find(client, op->result.size);
-    if (!client->flush_failure.number && failure)
-        client->flush_failure = *failure;
-    pthread_mutex_unlock(&client->lock);
-    iou_durable_flushed(op->handle->durable, NULL, EIO);
+/* Fail if a flush has failed. */
+static int check_flushes(struct round *round) {
+    pthread_mutex_lock(&round->client->lock);
+    iou_nbd_failure failure = round->client->flush_failure;
+    pthread_mutex_unlock(&round->client->lock);
+    return failure.number ? round_fail(round, failure.number, failure.error) : 0;
+}
+
+/* Whether the server has answered that the requests of an operation have failed. */
+static bool was_refused(const struct op *op, int error) {
+    return error && op->result.syscall == IOU_SYS_SERVER && error != -ENOTCONN;
 }
 
 /* Send a flush on each connection: it covers what was answered on that one, at least. */
@@ -100,6 +103,8 @@ static int flush_all(struct round *round, uint32_t connections) {
     return error ? error : round_run(round);
 }
 
+/* Looks at failures before and after its requests, because the server may tell of its failure in the reply to another
+   one's flush. */
 int nbd_sync(struct op *op) {
     struct round round;
     int error = round_enter(&round, op);
@@ -116,13 +121,13 @@ int nbd_sync(struct op *op) {
     if (failure.number)
         return round_fail(&round, failure.number, failure.error);
     error = flush_all(&round, connections);
-    if (error && op->result.syscall == IOU_SYS_SERVER && error != -ENOTCONN)
-        flush_failed(op);
+    if (was_refused(op, error))
+        iou_durable_flushed(op->handle->durable, NULL, EIO);
     pthread_mutex_lock(&client->lock);
     if (!error && client->session.number == session)
         client->session.flushed = max_u64(client->session.flushed, changed);
     pthread_mutex_unlock(&client->lock);
-    return error;
+    return error ? error : check_flushes(&round);
 }
 
 /* ---- reading and writing ---------------------------------------------------------------------------------------- */
@@ -163,12 +168,10 @@ void nbd_begin_change(struct round *round) {
     round->flags = round->op->flags & IOU_FUA && round->agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
 }
 
-/* Keep that a change with FUA has failed: other changes' data may be what was lost. Whether something is lost because
-   the server is gone is known when it is back. */
 int nbd_changed(struct round *round, int error) {
     struct op *op = round->op;
-    if (error && op->result.syscall == IOU_SYS_SERVER && round->flags & FLAG_FUA && error != -ENOTCONN)
-        flush_failed(op);
+    if (round->flags & FLAG_FUA && was_refused(op, error))
+        iou_durable_flushed(op->handle->durable, NULL, EIO);
     if (!error && op->flags & IOU_FUA && !(round->agreed.flags & NBD_CAN_FUA))
         error = nbd_sync(op);
     return error;

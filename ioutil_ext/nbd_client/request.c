@@ -22,6 +22,16 @@ bool request_is_change(const struct nbd_request *request) {
     return request->command == CMD_WRITE || request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM;
 }
 
+bool request_was_too_long(const struct nbd_request *request, uint64_t most) {
+    bool refused = request->error == NBD_EINVAL || request->error == NBD_EOVERFLOW;
+    return refused && request->length > most && !(request->flags & FLAG_FAST_ZERO);
+}
+
+bool request_fails_flushes(const struct nbd_request *request, uint64_t most) {
+    bool stable = request->command == CMD_FLUSH || (request_is_change(request) && request->flags & FLAG_FUA);
+    return stable && request->error && request->error != NBD_ESHUTDOWN && !request_was_too_long(request, most);
+}
+
 /* ---- data of a READ --------------------------------------------------------------------------------------------- */
 
 char *request_place(struct nbd_request *request, uint64_t offset, uint64_t length, const char **why) {

@@ -74,6 +74,14 @@ bool request_is_complete(const struct nbd_request *request);
 /* Whether it changes the image. */
 bool request_is_change(const struct nbd_request *request);
 
+/* Whether a server has refused it because it is longer than the maximum, `most` (proto.md, "Block size constraints"):
+   it is asked for again in shorter ones. */
+bool request_was_too_long(const struct nbd_request *request, uint64_t most);
+
+/* Whether its error says that something has not come to stable storage, which may be what was written before. Whether
+   something is lost because the server is gone is known when it is back. */
+bool request_fails_flushes(const struct nbd_request *request, uint64_t most);
+
 /* Set the error of a reply; the first one stays. Values that are not known become EINVAL. */
 void request_refused(struct nbd_request *request, uint32_t error);
 

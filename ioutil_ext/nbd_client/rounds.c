@@ -240,11 +240,9 @@ uint64_t round_bare(const struct round *round, uint64_t offset, uint64_t length)
     return round->mixes ? min_u64(length, most) : inside_segment(offset, length, most);
 }
 
-/* Whether a server has refused a request because it is longer than its maximum (proto.md, "Block size constraints").
-   Then, and for the time of the session, none is longer. */
-static bool was_too_long(struct round *round, int error, uint64_t length) {
-    bool is_long = (error == -EINVAL || error == -EOVERFLOW) && length > round->agreed.most;
-    if (!is_long || round->flags & FLAG_FAST_ZERO || round->op->result.syscall != IOU_SYS_SERVER)
+/* If the request that has failed was too long, let none be longer, for the time of the session. */
+static bool was_too_long(struct round *round) {
+    if (!request_was_too_long(&round->requests[0], round->agreed.most))
         return false;
     round->longest_bare = round->agreed.most;
     pthread_mutex_lock(&round->client->lock);
@@ -265,7 +263,7 @@ int round_change(struct round *round, uint16_t command, uint64_t start, uint64_t
                        .command = command, .flags = round->flags, .offset = start, .length = length, .counts = length});
         if (!error)
             error = round_run(round);
-        if (error && was_too_long(round, error, length)) {
+        if (error && was_too_long(round)) {
             error = 0;
             length = 0;
         }

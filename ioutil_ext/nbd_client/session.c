@@ -33,6 +33,8 @@ static void refused(struct requests *requests, struct nbd_request *request, cons
     struct client *client = connection_of(requests)->client;
     pthread_mutex_lock(&client->lock);
     request->told = failure_add(client, IOU_NBD_REFUSED, request, (int)request->error, text, length);
+    if (!client->flush_failure.number && request_fails_flushes(request, client->session.agreed.most))
+        client->flush_failure = *failure_find(client, request->told);
     pthread_mutex_unlock(&client->lock);
 }
 

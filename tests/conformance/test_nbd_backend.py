@@ -593,6 +593,64 @@ async def test_a_failed_flush_fails_for_ever(server: FakeNbd, open_nbd: Open) ->
         await backend.flush(Operation())
 
 
+@pytest.mark.parametrize("flush", ["flush", "fua"])
+async def test_a_flush_fails_if_another_one_has_failed_meanwhile(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, flush: str
+) -> None:
+    """A server tells a failure once, to one flush. With `fua`, the second one is that of a write."""
+    server.flags &= ~ExportFlag.SEND_FUA
+    backend, flushes = await open_nbd(server), server.hold_back(Command.FLUSH)
+    first = asyncio.ensure_future(backend.flush(Operation()))
+    await eventually_async(lambda: len(flushes.asked) == 1)
+    second = asyncio.ensure_future(
+        backend.flush(Operation()) if flush == "flush" else write(backend, pool, 0, b"x", fua=True)
+    )
+    await eventually_async(lambda: len(flushes.asked) == 2)
+    server.refused[Command.FLUSH] = ErrorNumber.EIO
+    server.reply(flushes.asked.pop(0))
+    with pytest.raises(StorageError):
+        await first
+    del server.refused[Command.FLUSH]
+    flushes.release()
+    with pytest.raises(StorageError, match="FLUSH"):
+        await second
+
+
+async def test_a_flush_whose_reply_comes_after_that_of_a_failed_one_fails_in_any_order_of_threads(
+    server: FakeNbd, open_nbd: Open
+) -> None:
+    backend, flushes = await open_nbd(server), server.hold_back(Command.FLUSH)
+    running = [asyncio.ensure_future(backend.flush(Operation())) for _ in range(3)]
+    await eventually_async(lambda: len(flushes.asked) == 3)
+    first = flushes.asked.pop(0)
+    server.held.clear()
+    server.refused[Command.FLUSH] = ErrorNumber.EIO
+    server.reply(first)
+    del server.refused[Command.FLUSH]
+    flushes.release()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(result, StorageError) for result in results)
+
+
+@pytest.mark.parametrize("error", [ErrorNumber.EINVAL, ErrorNumber.EIO])
+async def test_zeroing_with_fua_that_is_too_long_for_the_server_fails_no_flush(
+    server: FakeNbd, open_nbd: Open, error: ErrorNumber
+) -> None:
+    async def refuse_long(asked: Asked) -> bytes:
+        return server.failure(asked, error) if asked.header.length > MiB else server.success(asked)
+
+    server.size, server.sizes, server.answer = 4 * MiB, BlockSizes(1, 4096, MiB), refuse_long
+    backend = await open_nbd(server)
+    if error == ErrorNumber.EINVAL:
+        await zero(backend, Operation(), 0, 4 * MiB, allocate=False, fua=True)
+        await backend.flush(Operation())
+        return
+    with pytest.raises(StorageError):
+        await zero(backend, Operation(), 0, 4 * MiB, allocate=False, fua=True)
+    with pytest.raises(StorageError, match="WRITE_ZEROES"):
+        await backend.flush(Operation())
+
+
 @pytest.mark.parametrize("command", [Command.WRITE, Command.WRITE_ZEROES])
 @pytest.mark.parametrize("fua", [True, False])
 async def test_flushing_fails_for_ever_after_a_failed_change_with_fua_only(
