@@ -75,7 +75,8 @@ int iou_tls_peer_key(iou_tls *tls, uint8_t *hash);
  */
 int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size);
 
-/* Whether iou_tls_read() has a result although the socket may not be readable: bytes, records, the end or an error. */
+/* Whether iou_tls_read() has a result although the socket may not be readable: bytes, records, the end or an error. A
+   part of a record is none. */
 bool iou_tls_pending(iou_tls *tls);
 
 /*

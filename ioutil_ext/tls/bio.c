@@ -19,6 +19,7 @@ static int bio_read(BIO *bio, char *memory, size_t size, size_t *count) {
     if (got > 0) {
         *count = (size_t)got;
         socket->drained = (size_t)got < size;
+        socket->partial = false;
         return 1;
     }
     if (got == -1 && errno == EAGAIN)

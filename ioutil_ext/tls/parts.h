@@ -41,6 +41,7 @@ struct tls_socket {
     int error;    /* errno */
     bool drained; /* it had less than was asked for: not worth asking again before it is readable */
     bool ended;   /* it has nothing more */
+    bool partial; /* OpenSSL has at most a part of a record of it: nothing has come since it wanted more */
     bool more;    /* what is sent is followed by more at once */
 };
 

@@ -200,7 +200,7 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
         if (done != 1 && (result = outcome(tls, done)) == 0)
             break;
     }
-    tls->emptied = result == IOU_TLS_WANTS_INPUT;
+    tls->emptied = tls->socket.partial = result == IOU_TLS_WANTS_INPUT;
     tls_exit(tls);
     return got ? (int64_t)got : result; /* an error comes again */
 }
@@ -209,10 +209,11 @@ bool tls_is_emptied(const iou_tls *tls) {
     return tls->emptied;
 }
 
+/* SSL_has_pending(3) is also true of a part of a record, which cannot be read. */
 bool iou_tls_pending(iou_tls *tls) {
     tls_enter(tls);
     bool ended = tls->failure || SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN;
-    bool pending = ended || SSL_has_pending(tls->ssl);
+    bool pending = ended || (!tls->socket.partial && SSL_has_pending(tls->ssl));
     tls_exit(tls);
     return pending;
 }

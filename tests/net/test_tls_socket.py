@@ -184,6 +184,28 @@ def test_records_of_one_call_are_bounded_and_the_rest_is_pending(flood: tuple[Se
     assert max(counts) <= 256
 
 
+@pytest.mark.parametrize("before", [b"", b"before"])
+def test_part_of_a_record_is_not_pending_until_its_rest_is_there(
+    flood: tuple[SecureSocket, FloodingClient], before: bytes
+) -> None:
+    """Who waits for the socket would not wait, and find nothing."""
+    ours, client = flood
+    whole = client.data_record(before) if before else b""
+    record = client.data_record(b"x" * KiB)
+    begun = whole + record[:500]
+    client.sock.sendall(begun)
+    _wait_for(ours, len(begun))
+    memory = memoryview(bytearray(MiB))
+    assert ours.tls.readinto(memory) == (len(before) or WANTS_INPUT)
+    assert not ours.tls.pending
+    client.sock.sendall(record[500:] + client.data_record(b"y"))
+    _wait_for(ours, len(record) - 500)
+    assert ours.tls.readinto(memory[:1000]) == 1000
+    assert ours.tls.pending
+    assert _receive(ours, 25) == b"x" * 24 + b"y"
+    assert not ours.tls.pending
+
+
 def test_handshake_in_a_thousand_records_is_given_up(server: TlsContext) -> None:
     outgoing = ssl.MemoryBIO()
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
