@@ -172,9 +172,9 @@ int nbd_changed(struct round *round, int error) {
     struct op *op = round->op;
     if (round->flags & FLAG_FUA && was_refused(op, error))
         iou_durable_flushed(op->handle->durable, NULL, EIO);
-    if (!error && op->flags & IOU_FUA && !(round->agreed.flags & NBD_CAN_FUA))
-        error = nbd_sync(op);
-    return error;
+    if (error || !(op->flags & IOU_FUA))
+        return error;
+    return round->agreed.flags & NBD_CAN_FUA ? check_flushes(round) : nbd_sync(op);
 }
 
 static int write_whole_blocks(struct op *op, struct round *round, struct blocks *blocks) {

@@ -91,7 +91,8 @@ int nbd_sync(struct op *op);
 /* Begin a change, of which the requests have FUA if it has, and the server can do that. */
 void nbd_begin_change(struct round *round);
 
-/* End a change; error: of its requests. Flushes if the change has to be on stable storage and the server has no FUA. */
+/* End a change; error: of its requests. If it has to be on stable storage, it flushes where the server has no FUA, and
+   fails after a failed flush, as a flush does. */
 int nbd_changed(struct round *round, int error);
 
 /* Claim the range of a change. */

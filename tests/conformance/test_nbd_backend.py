@@ -593,6 +593,26 @@ async def test_a_failed_flush_fails_for_ever(server: FakeNbd, open_nbd: Open) ->
         await backend.flush(Operation())
 
 
+@pytest.mark.parametrize("fua", [True, False])
+async def test_a_change_with_fua_fails_after_a_failed_flush_as_a_flush_does(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, fua: bool
+) -> None:
+    server.flags &= ~(0 if fua else ExportFlag.SEND_FUA)
+    server.refused[Command.FLUSH] = ErrorNumber.EIO
+    backend = await open_nbd(server)
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    server.refused.clear()
+    changes: list[Callable[[bool], Awaitable[object]]] = [
+        lambda fua: write(backend, pool, 0, b"x", fua=fua),
+        lambda fua: zero(backend, Operation(), 0, 4096, allocate=True, fua=fua),
+    ]
+    for change in changes:
+        with pytest.raises(StorageError, match="FLUSH"):
+            await change(True)
+        await change(False)
+
+
 @pytest.mark.parametrize("flush", ["flush", "fua"])
 async def test_a_flush_fails_if_another_one_has_failed_meanwhile(
     server: FakeNbd, open_nbd: Open, pool: BufferPool, flush: str
@@ -1378,7 +1398,8 @@ async def test_nothing_is_durable_after_a_flush_or_fua_has_failed(
     with pytest.raises(StorageError):
         await (write(backend, pool, 8192, b"fua", fua=True) if command == Command.WRITE else backend.flush(Operation()))
     server.answer = None
-    await write(backend, pool, 8192, b"after", fua=True)
+    with pytest.raises(StorageError):
+        await write(backend, pool, 8192, b"after", fua=True)
     with pytest.raises(StorageError):
         await backend.flush(Operation())
     assert list(record.ranges()) == [(0, 4096)]
@@ -1397,7 +1418,8 @@ async def test_nothing_is_durable_after_a_change_without_an_answer(
     with pytest.raises(ServerGone):
         await writing
     server.answer = None
-    await write(backend, pool, 0, b"new", fua=True)
+    with pytest.raises(ServerGone):
+        await write(backend, pool, 0, b"new", fua=True)
     assert list(record.ranges()) == [(3, 4096)]
 
 
