@@ -160,7 +160,7 @@ typedef struct {
 /* The properties of an open image, as far as they are known. Capabilities only change from 1 to 0. */
 typedef struct {
     uint64_t size;   /* the largest size seen; refreshed by open, IOU_STAT and each operation that grows the file */
-    uint64_t device; /* st_dev of a file, st_rdev of a block device; the quota of threads counts by it */
+    uint64_t device; /* st_dev of a file, st_rdev of a block device; of a chain of qcow2 files, that of the top */
     uint64_t inode;  /* of a file, else 0; type, device and inode identify the image */
     uint64_t step;   /* most bytes of the next zeroing call */
     uint32_t type;   /* iou_type */
@@ -203,7 +203,8 @@ int iou_async_io(void);
 
 /*
  * Start an engine. max_threads: 1 to IOU_MAX_THREADS workers, which start on demand. idle_ms: a worker without work for
- * so long ends. One device gets at most a quarter of the workers (at least one). -EINVAL, -ENOMEM.
+ * so long ends. One device gets at most a quarter of the workers (at least one); so do the images whose files are on
+ * the same several devices. -EINVAL, -ENOMEM.
  */
 int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result);
 

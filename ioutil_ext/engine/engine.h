@@ -139,7 +139,14 @@ void queue_push(struct iou_queue *queue, struct op *op);
 
 /* ---- mounts.c --------------------------------------------------------------------------------------------------- */
 
-/* Return the device id of a path's mount, for which opens of the path count. Does not touch the mount. */
-uint64_t mount_device(const char *path);
+/* A path, and what was found of its mount. */
+struct mounted {
+    const char *path;
+    uint64_t device; /* for which opens of the path count; 0: unknown */
+    size_t length;   /* of the name of the mount */
+};
+
+/* Find the mounts of paths. Does not touch the mounts. */
+void mount_find(struct mounted *paths, uint32_t count);
 
 #endif

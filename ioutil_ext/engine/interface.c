@@ -141,6 +141,23 @@ static int submit(struct iou_queue *queue, const struct op *request, uint64_t de
     return error;
 }
 
+static uint64_t chain_devices(const iou_qcow2_chain *chain) {
+    struct mounted files[IOU_QCOW2_MAX_LAYERS] = {0};
+    uint64_t devices[IOU_QCOW2_MAX_LAYERS];
+    for (uint32_t i = 0; i < chain->count; i++)
+        files[i].path = chain->layers[i].path;
+    mount_find(files, chain->count);
+    for (uint32_t i = 0; i < chain->count; i++)
+        devices[i] = files[i].device;
+    return image_devices(devices, chain->count);
+}
+
+static uint64_t path_device(const char *path) {
+    struct mounted file = {.path = path};
+    mount_find(&file, 1);
+    return file.device;
+}
+
 static int submit_open(iou_queue *queue, struct op *request, const char *path) {
     if (engine_is_foreign(queue->engine))
         return -ECHILD;
@@ -151,7 +168,7 @@ static int submit_open(iou_queue *queue, struct op *request, const char *path) {
     request->path = strdup(path);
     if (!request->path)
         return -ENOMEM;
-    int error = submit(queue, request, mount_device(path));
+    int error = submit(queue, request, request->chain ? chain_devices(request->chain) : path_device(path));
     if (error)
         free(request->path);
     return error;
@@ -188,7 +205,7 @@ int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t k
         error = engine_take_handle(queue->engine, handle, kind);
     if (error)
         return error;
-    error = submit(queue, &request, handle->image->device);
+    error = submit(queue, &request, handle->image->waits_for);
     if (error)
         engine_untake_handle(queue->engine, handle, kind);
     return error;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The device of a path, from /proc/self/mountinfo (proc(5)), without access to that device. A symbolic link is not
+ * The devices of paths, from /proc/self/mountinfo (proc(5)), without access to that device. A symbolic link is not
  * followed, because that may block: its open counts for the file system that has the link.
  */
 
@@ -37,11 +37,21 @@ static bool lies_below(const char *path, const char *mount, size_t length) {
     return strncmp(path, mount, length) == 0 && (path[length] == '/' || path[length] == '\0');
 }
 
-uint64_t mount_device(const char *path) {
+/* The last of several mounts on one directory is the visible one. */
+static void compare_mount(struct mounted *paths, uint32_t count, const char *mount, uint64_t device) {
+    size_t length = strlen(mount);
+    for (struct mounted *each = paths; each < paths + count; each++) {
+        if (length < each->length || !lies_below(each->path, mount, length))
+            continue;
+        each->length = length;
+        each->device = device;
+    }
+}
+
+void mount_find(struct mounted *paths, uint32_t count) {
     FILE *file = fopen("/proc/self/mountinfo", "re");
     char *line = NULL;
-    size_t size = 0, best = 0;
-    uint64_t device = 0; /* for all paths whose device is unknown */
+    size_t size = 0;
     while (file && getline(&line, &size, file) != -1) {
         unsigned major, minor;
         int start = 0, end = 0;
@@ -49,15 +59,9 @@ uint64_t mount_device(const char *path) {
             continue;
         line[end] = '\0';
         unescape(line + start);
-        size_t length = strlen(line + start);
-        /* The last of several mounts on one directory is the visible one. */
-        if (length >= best && lies_below(path, line + start, length)) {
-            best = length;
-            device = makedev(major, minor);
-        }
+        compare_mount(paths, count, line + start, makedev(major, minor));
     }
     free(line);
     if (file)
         fclose(file);
-    return device;
 }

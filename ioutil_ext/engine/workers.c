@@ -250,7 +250,7 @@ void workers_run(struct iou_engine *engine, struct op *op) {
     op->sleeps = true;
     op->shares_thread = op->needs_worker = false;
     waiter_init(&op->waiter);
-    int error = workers_submit(engine, op, op->handle->image->device);
+    int error = workers_submit(engine, op, op->handle->image->waits_for);
     if (!error) {
         waiter_sleep(&op->waiter, FOR_EVER);
         return;
@@ -264,7 +264,7 @@ static void close_last(struct iou_engine *engine, iou_handle *handle) {
     struct op *op = &handle->closer;
     op->kind = IOU_CLOSE;
     op->handle = handle;
-    if (workers_submit(engine, op, handle->image->device))
+    if (workers_submit(engine, op, handle->image->waits_for))
         handle_end(handle);
 }
 

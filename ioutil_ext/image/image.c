@@ -43,6 +43,7 @@ void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
     image->type = type;
     image->device = device;
     image->inode = inode;
+    image->waits_for = device;
     image->grows = type == IOU_FILE;
     pthread_mutex_init(&image->size_lock, NULL);
     pthread_mutex_init(&image->lock_lock, NULL);
@@ -54,6 +55,29 @@ void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
     atomic_init(&image->can[CAN_FALLOCATE], type == IOU_FILE);
     atomic_init(&image->can[CAN_BLKZEROOUT], type == IOU_BLOCK);
     atomic_init(&image->can[CAN_SEEK_HOLE], type == IOU_FILE);
+}
+
+/* Above the numbers of the kernel, and below those of nbd_client/. */
+#define SEVERAL (UINT64_C(1) << 62)
+
+/* Sums of what this returns differ where those of numbers do not: partitions of a disk have numbers in a row. */
+static uint64_t scatter(uint64_t number) {
+    number *= UINT64_C(0x9e3779b97f4a7c15); /* 2^64 by the golden ratio */
+    return (number ^ number >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+uint64_t image_devices(const uint64_t *devices, uint32_t count) {
+    uint64_t sum = 0;
+    uint32_t differing = 0;
+    for (uint32_t i = 0, j; i < count; i++) {
+        for (j = 0; devices[j] != devices[i]; j++)
+            ;
+        if (j < i)
+            continue;
+        sum += scatter(devices[i]);
+        differing++;
+    }
+    return differing == 1 ? devices[0] : SEVERAL | sum % SEVERAL;
 }
 
 void image_destroy(struct image *image) {

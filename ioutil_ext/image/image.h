@@ -35,6 +35,7 @@ struct image {
     iou_type type;
     dev_t device;          /* st_dev of a file, st_rdev of a block device */
     ino_t inode;           /* 0 for block devices */
+    uint64_t waits_for;    /* by which threads and memory count: the device, or image_devices() of a chain */
     bool grows;            /* a write past the end makes it larger */
     atomic_bool in_memory; /* a file of tmpfs: calls only copy */
     struct pieces pieces;
@@ -74,6 +75,10 @@ void image_end_generations(const struct image *image);
 /* Get a reference to an image, and make the image if there is none. NULL: no memory. image_put() ends the reference. */
 struct image *image_get(iou_type type, dev_t device, ino_t inode);
 void image_put(struct image *image);
+
+/* Return one number for all of these devices; of one device, its own. So what hangs stops nobody who uses only one of
+   them, whichever it is. */
+uint64_t image_devices(const uint64_t *devices, uint32_t count);
 
 /* image->activity has the generation in its high bits, and the number of changes that run in the low ones. */
 #define WRITERS_BITS 16

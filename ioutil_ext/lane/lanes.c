@@ -60,7 +60,7 @@ static bool user_is_cut(const struct memory_user *user) {
 int lanes_join(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     lane->memory.cuts = user_is_cut;
-    int error = pool_join(&lanes->pool, &lane->memory, lane->lease, lane->handle->image->device);
+    int error = pool_join(&lanes->pool, &lane->memory, lane->lease, lane->handle->image->waits_for);
     if (error)
         return error;
     pthread_mutex_lock(&lanes->lock);

@@ -216,6 +216,14 @@ static int open_levels(struct op *op, struct chain *chain) {
     return error;
 }
 
+/* An operation may wait for any file of the chain. */
+static uint64_t devices_of(const struct chain *chain) {
+    uint64_t devices[IOU_QCOW2_MAX_LAYERS];
+    for (uint32_t i = 0; i < chain->count; i++)
+        devices[i] = chain->levels[i].file->image->device;
+    return image_devices(devices, chain->count);
+}
+
 int qcow2_open(struct op *op) {
     const iou_qcow2_chain *layers = op->chain;
     struct chain *chain = calloc(1, sizeof(*chain) + layers->count * sizeof(*chain->levels));
@@ -237,6 +245,7 @@ int qcow2_open(struct op *op) {
     const struct image *file = chain->levels[0].file->image;
     chain->over_backing = chain->levels[0].format->header.has_backing;
     chain->image.device = file->device;
+    chain->image.waits_for = devices_of(chain);
     chain->image.inode = file->inode;
     chain->image.locked = file->locked;
     chain->image.size = chain->levels[0].size;

@@ -213,6 +213,12 @@ class Queue:
         _succeed(lib.iou_submit_open(self.queue, cookie, os.fsencode(path), flags, counter))
         return cookie
 
+    def submit_open_chain(self, chain: Any) -> int:
+        """Open a Chain of tests/qcow2/disk.py for reading."""
+        cookie = self._register((chain,))
+        _succeed(lib.iou_submit_open_qcow2(self.queue, cookie, chain.memory, 0, ffi.NULL))
+        return cookie
+
     def submit(
         self,
         kind: int,

@@ -17,17 +17,28 @@ TREE = Path(__file__).resolve().parents[2]
 Find = Callable[[Path], int]
 
 
+class Mounted(ctypes.Structure):
+    _fields_ = (("path", ctypes.c_char_p), ("device", ctypes.c_uint64), ("length", ctypes.c_size_t))
+
+
 @pytest.fixture(scope="module")
 def find(tmp_path_factory: pytest.TempPathFactory) -> Find:
-    """Return mount_device(), built by itself."""
+    """Return mount_find() for one path, built by itself."""
     library = tmp_path_factory.mktemp("mounts") / "mounts.so"
     source = TREE / "ioutil_ext/engine/mounts.c"
     subprocess.check_call(
         ["cc", "-O2", "-std=gnu11", "-shared", "-fPIC", f"-I{TREE}/ioutil_ext", source, "-o", library]
     )
-    function = ctypes.CDLL(str(library)).mount_device
-    function.restype = ctypes.c_uint64
-    return lambda path: int(function(os.fsencode(path)))
+    function = ctypes.CDLL(str(library)).mount_find
+
+    def find(path: Path) -> int:
+        # the root is beside it: what is found of one path says nothing of another
+        paths = (Mounted * 2)(Mounted(b"/"), Mounted(os.fsencode(path)))
+        function(paths, 2)
+        assert paths[0].device == os.stat("/").st_dev
+        return int(paths[1].device)
+
+    return find
 
 
 @pytest.fixture

@@ -44,6 +44,27 @@ class Judged(Exception):
         self.result = result
 
 
+class Chain:
+    """iou_qcow2_chain."""
+
+    def __init__(self, layers: Sequence[Layer], bitmap: str | None = None) -> None:
+        self._texts: list[Any] = []
+        self._files = ffi.new("iou_qcow2_layer[]", len(layers))
+        for file, layer in zip(self._files, layers, strict=True):
+            file.path = self._text(layer.path)
+            file.backing = self._text(layer.backing)
+            file.raw = layer.raw
+        self.verdict = ffi.new("iou_qcow2_verdict *")
+        members = {"layers": self._files, "count": len(layers), "verdict": self.verdict, "bitmap": self._text(bitmap)}
+        self.memory = ffi.new("iou_qcow2_chain *", members)
+
+    def _text(self, value: str | Path | None) -> Any:
+        if value is None:
+            return ffi.NULL
+        self._texts.append(ffi.new("char[]", os.fsencode(value)))
+        return self._texts[-1]
+
+
 class Disk(Image):
     """An open image, each operation run in the calling thread. Raises Judged, and Failed as Image does."""
 
@@ -63,22 +84,10 @@ class Disk(Image):
             | (lib.IOU_BUFFERED if buffered else 0)
             | (lib.IOU_SHARED if shared else 0)
         )
-        texts: list[Any] = []
-
-        def text(value: str | Path) -> Any:
-            texts.append(ffi.new("char[]", os.fsencode(value)))
-            return texts[-1]
-
-        files = ffi.new("iou_qcow2_layer[]", len(layers))
-        for file, layer in zip(files, layers, strict=True):
-            file.path = text(layer.path)
-            file.backing = ffi.NULL if layer.backing is None else text(layer.backing)
-            file.raw = layer.raw
-        verdict = ffi.new("iou_qcow2_verdict *")
-        chain = ffi.new("iou_qcow2_chain *", {"layers": files, "count": len(layers), "verdict": verdict})
-        chain.bitmap = ffi.NULL if bitmap is None else text(bitmap)
+        chain = Chain(layers, bitmap)
+        verdict = chain.verdict
         completion = ffi.new("iou_completion *")
-        status = lib.iou_open_qcow2(chain, flags, control, completion)
+        status = lib.iou_open_qcow2(chain.memory, flags, control, completion)
         if status == 0:
             assert verdict.judgment == lib.IOU_QCOW2_NATIVE
             self.handle = completion.handle
