@@ -17,6 +17,7 @@ static void close_file(iou_handle *handle) {
     if (handle->writable)
         handle->image->writers--;
     locks_release(handle);
+    pthread_mutex_destroy(&handle->syncing.lock);
     image_put(handle->image);
 }
 

@@ -14,6 +14,14 @@
 #include "image/image.h"
 #include "image/operation.h"
 
+/* Calls of fdatasync() on a handle, one at a time. */
+struct syncing {
+    pthread_mutex_t lock; /* a leaf, not held over the call */
+    bool running;
+    uint64_t begun, ended;
+    struct link waiters; /* for the end of the one that runs */
+};
+
 struct iou_handle {
     const struct image_ops *ops;
     struct image *image;
@@ -29,6 +37,7 @@ struct iou_handle {
     uint32_t mem_align;           /* at most block_size */
     uint32_t lock_unit;           /* claims of ranges that cover a block in part are rounded to it: at least a page */
     uint_fast32_t flush_failures; /* of the image, when this handle was opened */
+    struct syncing syncing;       /* of a file or device */
     iou_birth birth;
     iou_durable *durable; /* the record of durable ranges, of which the handle has a reference; NULL: none */
     char *path;

@@ -242,30 +242,3 @@ int io_write(struct op *op) {
     }
     return error;
 }
-
-/* ---- flushing --------------------------------------------------------------------------------------------------- */
-
-/*
- * After a failed fsync the data is lost, and the next fsync succeeds. So the failure is kept: all flushes of handles
- * that were open then fail. Backend.flush() in Python names the places that do this for other storage.
- */
-int io_flush_failed(struct op *op, iou_syscall call, int error) {
-    op->handle->image->flush_error = -error;
-    op->handle->image->flush_failures++;
-    return op_fail(op, call, error);
-}
-
-int io_check_flushes(struct op *op) {
-    struct image *image = op->handle->image;
-    bool failed = image->flush_failures != op->handle->flush_failures;
-    return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
-}
-
-/* Looks before and after the call, because that of another handle may have received the error meanwhile. */
-int io_sync(struct op *op) {
-    int error = io_check_flushes(op);
-    if (error)
-        return error;
-    error = sys_fdatasync(op->handle->fd);
-    return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : io_check_flushes(op);
-}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Files and devices: their data (io.c), extents (extents.c), calls (calls.c), size (size.c), locks (locks.c), and
-   zeroing: requests (zero.c), and the methods, one call at a time (zero_methods.c). */
+/* Files and devices: their data (io.c), extents (extents.c), calls (calls.c), flushes (sync.c), size (size.c), locks
+   (locks.c), and zeroing: requests (zero.c), and the methods, one call at a time (zero_methods.c). */
 
 #ifndef IOUTIL_IMAGE_IO_H
 #define IOUTIL_IMAGE_IO_H
@@ -19,15 +19,6 @@ int io_write(struct op *op);
 /* Whether a fiber can run the operation itself: by direct I/O that is asynchronous, or on a file in memory. */
 bool io_is_prompt(const struct op *op);
 
-/* Put all that was changed before on stable storage: for a flush, and for a change with FUA. */
-int io_sync(struct op *op);
-
-/* Note a failed flush: data may be lost, and each later flush fails. Returns error, as op_fail() does. */
-int io_flush_failed(struct op *op, iou_syscall call, int error);
-
-/* Fail if a flush has failed since the handle was opened. */
-int io_check_flushes(struct op *op);
-
 /*
  * Write start..end from data, or zeros if data is NULL. Unaligned edges work; the range is inside the image's size.
  * start is op_position(). Counts progress; writes less than all if the turn is over.
@@ -41,6 +32,17 @@ int extents_run(struct op *op);
 /* As sys_pread() and sys_pwrite(). fd: of the handle, or its tail_fd, which is not direct. */
 ssize_t call_pread(const struct op *op, void *memory, size_t length, uint64_t offset);
 ssize_t call_pwrite(const struct op *op, int fd, const void *data, size_t length, uint64_t offset);
+
+/* ---- sync.c ----------------------------------------------------------------------------------------------------- */
+
+/* Put all that was changed before on stable storage: for a flush, and for a change with FUA. */
+int io_sync(struct op *op);
+
+/* Note a failed flush: data may be lost, and each later flush fails. Returns error, as op_fail() does. */
+int io_flush_failed(struct op *op, iou_syscall call, int error);
+
+/* Fail if a flush has failed since the handle was opened. */
+int io_check_flushes(struct op *op);
 
 /* ---- size.c ----------------------------------------------------------------------------------------------------- */
 

@@ -211,6 +211,8 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     handle->image->in_memory = is_file && is_in_memory(handle->fd);
     handle->flush_failures = handle->image->flush_failures;
+    pthread_mutex_init(&handle->syncing.lock, NULL);
+    link_init(&handle->syncing.waiters);
     atomic_fetch_add(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
     if (handle->writable)
         handle->image->writers++;

@@ -120,6 +120,60 @@ def test_a_flush_that_ran_beside_a_failing_one_fails_too(path: Path) -> None:
     assert beside == [errno.EIO]
 
 
+def test_a_flush_beside_one_that_is_about_to_fail_is_no_success(path: Path) -> None:
+    """The kernel has told the first call of the failure, but it has not returned yet: a second one would succeed."""
+    entered, second_ended = threading.Event(), threading.Event()
+    first: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        if not entered.is_set():
+            entered.set()
+            second_ended.wait(0.2)
+            raise OSError(errno.EIO, "writeback failed")
+
+    with replaced(fdatasync=fdatasync), Image(path) as image:
+        thread = threading.Thread(target=lambda: first.append(image.attempt(lib.IOU_FLUSH).error))
+        thread.start()
+        assert entered.wait(DEADLINE)
+        second = image.attempt(lib.IOU_FLUSH).error
+        second_ended.set()
+        thread.join(DEADLINE)
+    assert (first, second) == ([errno.EIO], errno.EIO)
+
+
+def test_flushes_that_come_while_one_runs_share_the_next_one(path: Path) -> None:
+    clients = 10
+    written, never = threading.Semaphore(0), threading.Event()
+    all_written = threading.Event()
+    calls: list[int] = []
+    errors: list[int] = []
+
+    def pwrite(fd: int, buffer: memoryview, offset: int) -> int:
+        written.release()
+        return real_pwrite(fd, buffer, offset)
+
+    def fdatasync(fd: int) -> None:
+        calls.append(fd)
+        assert all_written.wait(DEADLINE)
+        never.wait(0.05)  # as long as a disk takes: the others come meanwhile
+
+    def write_with_fua(number: int) -> None:
+        data = ffi.from_buffer(b"x" * 512)
+        errors.append(image.attempt(lib.IOU_WRITE, 4096 * number, 512, lib.IOU_FUA, buffer=data).error)
+
+    with replaced(fdatasync=fdatasync, pwrite=pwrite), Image(path) as image:
+        threads = [threading.Thread(target=write_with_fua, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert written.acquire(timeout=DEADLINE)
+        all_written.set()
+        for thread in threads:
+            thread.join(DEADLINE)
+    assert errors == [0] * clients
+    assert len(calls) < clients
+
+
 # Two tickets on one file
 
 

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Flushing: what was changed is put on stable storage, and a failure is kept. */
+
+#include "base/syscalls.h"
+#include "image/io.h"
+
+/*
+ * After a failed fsync the data is lost, and the next fsync succeeds. So the failure is kept: all flushes of handles
+ * that were open then fail. Backend.flush() in Python names the places that do this for other storage.
+ */
+int io_flush_failed(struct op *op, iou_syscall call, int error) {
+    op->handle->image->flush_error = -error;
+    op->handle->image->flush_failures++;
+    return op_fail(op, call, error);
+}
+
+int io_check_flushes(struct op *op) {
+    struct image *image = op->handle->image;
+    bool failed = image->flush_failures != op->handle->flush_failures;
+    return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
+}
+
+/* The lock is held, and let go of. */
+static void sync_once(struct op *op, struct syncing *syncing) {
+    syncing->running = true;
+    syncing->begun++;
+    pthread_mutex_unlock(&syncing->lock);
+    int error = sys_fdatasync(op->handle->fd);
+    if (error < 0)
+        io_flush_failed(op, IOU_SYS_FDATASYNC, error);
+    struct link served;
+    pthread_mutex_lock(&syncing->lock);
+    syncing->running = false;
+    syncing->ended = syncing->begun;
+    waiters_serve(&syncing->waiters, &served);
+    pthread_mutex_unlock(&syncing->lock);
+    waiters_wake(&served);
+    pthread_mutex_lock(&syncing->lock);
+}
+
+static void await_sync(struct syncing *syncing) {
+    struct waiter waiter;
+    waiter_join(&waiter, &syncing->waiters);
+    pthread_mutex_unlock(&syncing->lock);
+    waiter_sleep(&waiter, FOR_EVER);
+    pthread_mutex_lock(&syncing->lock);
+}
+
+/*
+ * The kernel tells a failure once for each open file: of two calls at a time the second one could succeed before the
+ * first one has noted the error. So there is one at a time, and those who come while it runs share the next one. Looks
+ * before and after it, because a call on another handle may have received the error meanwhile.
+ */
+int io_sync(struct op *op) {
+    struct syncing *syncing = &op->handle->syncing;
+    int error = io_check_flushes(op);
+    if (error)
+        return error;
+    pthread_mutex_lock(&syncing->lock);
+    for (uint64_t mine = syncing->begun + 1; syncing->ended < mine;) {
+        if (syncing->running)
+            await_sync(syncing);
+        else
+            sync_once(op, syncing);
+    }
+    pthread_mutex_unlock(&syncing->lock);
+    return io_check_flushes(op);
+}
