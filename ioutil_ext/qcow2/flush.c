@@ -99,7 +99,7 @@ static void forget_marks(struct qcow2 *q) {
     q->table_moved = false;
 }
 
-/* Without memory nothing is taken, and this flush fails alone. */
+/* Without memory nothing is taken. */
 static int copy_generation(struct qcow2 *q, struct generation *g) {
     int error = add_slices(q, g);
     if (!error)
@@ -192,33 +192,43 @@ static void finish_flush(struct qcow2 *q) {
 
 /* Slices whose copy may be in the file or not stay in memory. */
 static void fail_flush(struct qcow2 *q, const struct op *op, int error) {
-    if (q->flushing.error)
-        return;
     q->flushing.error = error;
     q->flushing.call = (iou_syscall)op->result.syscall;
+}
+
+/* A failure before the copy has changed nothing: those that would share this flush do it again. */
+static int take_generation(struct qcow2 *q, struct op *op, struct generation *g) {
+    int error = space_move_table(q, op);
+    if (!error && (error = copy_generation(q, g)))
+        error = op_fail(op, IOU_SYS_MALLOC, error);
+    if (error)
+        q->flushing.begun--;
+    return error;
+}
+
+static int put_generation(struct qcow2 *q, struct op *op, struct generation *g) {
+    pthread_mutex_unlock(&q->lock);
+    int error = write_generation(q, op, g);
+    pthread_mutex_lock(&q->lock);
+    if (error)
+        fail_flush(q, op, error);
+    else
+        finish_flush(q);
+    q->flushing.ended = q->flushing.begun;
+    return error;
 }
 
 static int flush_once(struct qcow2 *q, struct op *op) {
     struct generation g = {0};
     q->flushing.running = true;
     q->flushing.begun++;
-    int error = q->flushing.error ? q->flushing.error : space_move_table(q, op);
-    if (!error && (error = copy_generation(q, &g)))
-        error = op_fail(op, IOU_SYS_MALLOC, error);
-    bool copied = !error;
-    pthread_mutex_unlock(&q->lock);
-    if (copied)
-        error = write_generation(q, op, &g);
+    int error = take_generation(q, op, &g);
+    if (!error)
+        error = put_generation(q, op, &g);
     output_free(&g.blocks);
     output_free(&g.counts);
     output_free(&g.tables);
-    pthread_mutex_lock(&q->lock);
-    if (error)
-        fail_flush(q, op, error);
-    else
-        finish_flush(q);
     q->flushing.running = false;
-    q->flushing.ended = q->flushing.begun;
     qcow2_wake(q, &q->flushing.waiters);
     if (error) {
         q->freeing -= g.frees.clusters; /* they leak */
@@ -234,16 +244,16 @@ static int flush_once(struct qcow2 *q, struct op *op) {
 int flush_run(struct qcow2 *q, struct op *op) {
     int error = 0;
     pthread_mutex_lock(&q->lock);
-    for (uint64_t mine = q->flushing.begun + 1; q->flushing.ended < mine;) {
+    for (uint64_t mine = q->flushing.begun + 1; !error && !q->flushing.error && q->flushing.ended < mine;) {
         if (q->flushing.running)
             qcow2_await(q, &q->flushing.waiters);
         else
             error = flush_once(q, op);
     }
-    if (!error && q->flushing.error)
-        error = op_fail(op, q->flushing.call, q->flushing.error);
+    if (q->flushing.error)
+        error = io_flush_failed(op, q->flushing.call, q->flushing.error);
     pthread_mutex_unlock(&q->lock);
-    return error ? io_flush_failed(op, (iou_syscall)op->result.syscall, error) : 0;
+    return error;
 }
 
 bool flush_reclaim(struct qcow2 *q, struct op *op) {

@@ -68,7 +68,8 @@ int64_t zero_trim_some(struct chain *chain, struct op *op, uint64_t pos, uint64_
 
 /*
  * Put all that was changed before on stable storage. Requests that come while one runs share the next one. After a
- * failure each later one fails, and no table is written any more.
+ * failure to write each later one fails, and no table is written any more. A flush that fails before that, for want of
+ * memory or space, fails alone.
  */
 int flush_run(struct qcow2 *q, struct op *op);
 

@@ -145,3 +145,32 @@ def test_a_full_file_system_has_room_again(tmp_path: Path) -> None:
     assert not image.wrong
     assert image.leaks == 0
     assert image.content() == b"d" * size
+
+
+def test_a_flush_without_space_for_a_longer_table_fails_alone(tmp_path: Path) -> None:
+    """Nothing of it is in the file: with space, the next one puts all there."""
+    size = 16 << 20
+    path = create(tmp_path / "image", size, "cluster_size=512", "refcount_bits=64")
+    recorder = Recorder(path, path.read_bytes())
+    data = b"d" * 4096
+    with recorder.installed():
+        disk = Disk([Layer(path)], shared=True)
+        end = 0
+        while len(recorder.content) < 3 << 20:  # the table has entries for 2 MiB
+            disk.write(end, data)
+            end += len(data)
+        recorder.fault = Fault("fallocate", errno.ENOSPC, 0, for_ever=True)
+        for length in (4096, 512):
+            while not disk.attempt(lib.IOU_WRITE, end, length, buffer=ffi.from_buffer(data), buffer_size=length).error:
+                end += length
+        before = bytes(recorder.content)
+        for _ in range(2):
+            assert disk.attempt(lib.IOU_FLUSH).error == errno.ENOSPC
+        assert recorder.content == before
+        assert not disk.info.flush_failed
+        recorder.fault = lambda name: None
+        disk.flush()
+        image = Checked(recorder.content)
+        disk.close()
+    assert not image.wrong
+    assert image.content()[:end] == b"d" * end
