@@ -42,6 +42,14 @@ int chain_read_run(struct op *op, const struct run *run, void *to);
  */
 int compressed_read(struct qcow2 *q, struct op *op, uint64_t entry, uint64_t start, uint64_t length, void *to);
 
+/* ---- buffers.c -------------------------------------------------------------------------------------------------- */
+
+/* Memory of clusters, bounded for each image (buffers.c). The lock is not held. */
+
+/* Get one buffer, of pages, of the image of the operation; waits until there is room. NULL: -ENOMEM. */
+void *buffers_get(struct op *op, struct buffers *buffers, uint64_t bytes);
+void buffers_free(const struct op *op, struct buffers *buffers, void *memory, uint64_t bytes);
+
 /* ---- bitmap.c --------------------------------------------------------------------------------------------------- */
 
 /* The bitmap of an image that tells what has changed (bitmap.c). Only images that are open for reading have one. */

@@ -6,7 +6,6 @@
  */
 
 #include <errno.h>
-#include <stdlib.h>
 #include <zlib.h>
 
 #include "base/numbers.h"
@@ -38,15 +37,16 @@ static int decode_cluster(struct qcow2 *q, struct op *op, void *to, const void *
 int compressed_read(struct qcow2 *q, struct op *op, uint64_t entry, uint64_t start, uint64_t length, void *to) {
     uint64_t offset, most = map_compressed(q, entry, &offset), skip = offset % PAGE_UNIT;
     uint64_t bytes = round_up(skip + most, PAGE_UNIT);
-    uint8_t *data;
-    if (posix_memalign((void **)&data, PAGE_UNIT, bytes + q->cluster))
-        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    struct buffers *buffers = &chain_of(op->handle)->decoding;
+    uint8_t *data = buffers_get(op, buffers, bytes + q->cluster);
+    if (!data)
+        return -ENOMEM;
     uint8_t *content = data + bytes;
     int error = layer_read(op, q->file, data, offset - skip, bytes);
     if (!error)
         error = decode_cluster(q, op, content, data + skip, most);
     if (!error)
         memcpy(to, content + start, length);
-    free(data);
+    buffers_free(op, buffers, data, bytes + q->cluster);
     return error;
 }

@@ -7,7 +7,6 @@
  */
 
 #include <errno.h>
-#include <stdlib.h>
 
 #include "base/numbers.h"
 #include "qcow2/grace.h"
@@ -25,9 +24,9 @@ static int merge(struct write *write, uint64_t number, uint64_t host) {
     struct qcow2 *q = write->q;
     uint64_t start = number << q->cluster_bits, inside = min_u64(q->cluster, write->chain->image.size - start);
     uint64_t length = copied_length(write, number, 1);
-    char *cluster;
-    if (posix_memalign((void **)&cluster, PAGE_UNIT, q->cluster))
-        return op_fail(write->op, IOU_SYS_MALLOC, ENOMEM);
+    char *cluster = buffers_get(write->op, &write->chain->merging, q->cluster);
+    if (!cluster)
+        return -ENOMEM;
     memset(cluster + inside, 0, q->cluster - inside);
     int error = length < inside ? chain_read(write->chain, write->op, 0, cluster, start, inside) : 0;
     if (!error && write->data)
@@ -38,7 +37,7 @@ static int merge(struct write *write, uint64_t number, uint64_t host) {
         error = layer_write(write->op, q->file, cluster, host, q->cluster);
     if (!write->data)
         write->op->result.method = IOU_METHOD_WRITE;
-    free(cluster);
+    buffers_free(write->op, &write->chain->merging, cluster, q->cluster);
     return error;
 }
 

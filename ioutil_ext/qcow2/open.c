@@ -233,6 +233,8 @@ int qcow2_open(struct op *op) {
     chain->count = layers->count;
     image_init(&chain->image, IOU_QCOW2, 0, 0);
     image_begin_generations(&chain->image);
+    link_init(&chain->decoding.waiters);
+    link_init(&chain->merging.waiters);
     int error = open_levels(op, chain);
     if (!error)
         op->result.handle = new_handle(chain, op->path, op->flags & IOU_WRITABLE);

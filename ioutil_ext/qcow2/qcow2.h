@@ -138,8 +138,15 @@ struct level {
     uint64_t size;
 };
 
+/* Memory of clusters (buffers.c). The lock of the top guards it. */
+struct buffers {
+    uint64_t used; /* bytes */
+    struct link waiters;
+};
+
 struct chain {
     struct image image; /* the guest's disk */
+    struct buffers decoding, merging;
     uint32_t count;
     bool over_backing; /* the top's header names a file below it, in this chain or not */
     struct level levels[];
