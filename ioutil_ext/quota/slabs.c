@@ -184,9 +184,12 @@ struct device_limit *slab_limit(struct device_slabs *device) {
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
+/* A device has at most three times what it leaves for others, so any number of devices that hang leave something. One
+   that has none may have the last slab. */
 uint64_t slab_left(const struct memory_pool *pool, const struct device_slabs *device) {
-    uint64_t all = pool->limit - (pool->used - pool->kept_size), own = pool->limit / 4 * 3 - device->used;
-    return round_down(min_u64(all, own), MEMORY_PIECE);
+    uint64_t all = pool->limit - (pool->used - pool->kept_size);
+    uint64_t own = (3 * all - min_u64(device->used, 3 * all)) / 4;
+    return round_down(device->used ? own : max_u64(own, min_u64(all, MEMORY_PIECE)), MEMORY_PIECE);
 }
 
 /* Make sure that the device's first slab of this class has a free piece. */
