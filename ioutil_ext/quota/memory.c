@@ -55,27 +55,48 @@ static void put_piece(struct memory_user *user, struct memory *memory) {
 
 /* ---- long READs ------------------------------------------------------------------------------------------------- */
 
-/* The lock is held. */
-static int take_long(struct memory_pool *pool, size_t size, struct memory **memory) {
-    if (pool->long_taken)
-        return -EAGAIN;
-    struct memory *taken = malloc(sizeof(*taken));
-    if (!taken)
-        return -ENOMEM;
-    size = round_up(size, MEMORY_PIECE); /* munmap(2) needs the end of a page, which may be a huge one */
-    *taken = (struct memory){NULL, slab_map(size), size};
-    if (!taken->data) {
-        free(taken);
-        return -ENOMEM;
-    }
-    pool->long_taken = true;
-    *memory = taken;
-    return 0;
+static struct memory *new_long(size_t size, size_t charged) {
+    struct memory *memory = malloc(sizeof(*memory));
+    if (!memory)
+        return NULL;
+    *memory = (struct memory){.data = slab_map(size), .size = size, .charged = charged};
+    if (memory->data)
+        return memory;
+    free(memory);
+    return NULL;
 }
 
 static void free_long(struct memory *memory) {
     munmap(memory->data, memory->size);
     free(memory);
+}
+
+/* The first one has what there is beside slabs. While it has that, others have what slabs could have, as far as the
+   rule goes: one that hangs stops those of its device only. The lock is held. */
+static int take_long(struct memory_user *user, size_t size, struct memory **memory) {
+    struct memory_pool *pool = user->pool;
+    size = round_up(size, MEMORY_PIECE); /* munmap(2) needs the end of a page, which may be a huge one */
+    size_t charged = pool->long_taken ? size : 0;
+    if (charged && !iou_may_have(user->quota->used, charged, slab_left(pool, user->slabs)))
+        return -EAGAIN;
+    if (!slab_begin_long(pool, user->slabs, charged))
+        return -EAGAIN;
+    struct memory *taken = new_long(size, charged);
+    if (!taken) {
+        slab_end_long(pool, user->slabs, charged);
+        return -ENOMEM;
+    }
+    user->quota->used += charged;
+    pool->long_taken |= !charged;
+    *memory = taken;
+    return 0;
+}
+
+/* The lock is held. */
+static void put_long(struct memory_user *user, size_t charged) {
+    slab_end_long(user->pool, user->slabs, charged);
+    user->quota->used -= charged;
+    user->pool->long_taken &= charged > 0;
 }
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
@@ -92,7 +113,7 @@ static int take_allowed(struct claimant *claimant, bool *blocks) {
     struct memory_user *user = claimant->user;
     *blocks = false;
     if (is_long(claimant->size))
-        return take_long(user->pool, claimant->size, &claimant->memory);
+        return take_long(user, claimant->size, &claimant->memory);
     if (!user_may_have(user, slab_piece(claimant->size)))
         return -EAGAIN;
     int error = take_slab_piece(user, claimant->size, &claimant->memory);
@@ -209,12 +230,13 @@ int memory_ask(struct claimant *claimant) {
 void memory_put(struct memory_user *user, struct memory *memory) {
     struct memory_pool *pool = user->pool;
     bool whole = !memory->slab;
+    size_t charged = memory->charged;
     struct link served = LINK_EMPTY(served);
     if (whole)
         free_long(memory);
     pthread_mutex_lock(&pool->lock);
     if (whole)
-        pool->long_taken = false;
+        put_long(user, charged);
     else
         put_piece(user, memory);
     serve_waiting(pool, &served);

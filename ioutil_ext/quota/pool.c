@@ -11,7 +11,8 @@
 
 /*
  * The memory of a long READ of NBD whose reply must be one piece. It is outside of the slabs, and one such READ has it
- * at a time: long READs can make only each other wait.
+ * at a time: so there is always some for one, whatever slabs are in use. One of another device may have it of the
+ * slabs.
  */
 #define MAX_LONG (POOL_LONG + PAGE_UNIT)
 

@@ -20,7 +20,7 @@
 #include "base/waiter.h"
 #include "quota/device_limit.h"
 
-/* A request may have one piece of so many bytes. One request of all users has one at a time. */
+/* A request may have one piece of so many bytes. One request of each device has one at a time. */
 #define POOL_LONG (32 * MIB)
 
 /* What one ticket has of memory and tasks, and its requests that wait for memory. */
@@ -39,7 +39,7 @@ struct memory_pool {
     struct device_slabs *devices;
     uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
-    bool long_taken;
+    bool long_taken;  /* what there is beside slabs for one long READ */
     struct link kept; /* unused slabs; the one used last comes first, because it is in the caches */
     uint64_t kept_size;
     struct link quotas;
@@ -88,6 +88,7 @@ struct memory {
     struct slab *slab;
     char *data;
     size_t size;
+    size_t charged; /* bytes of a long READ that count as slabs */
 };
 
 /* Map memory, of huge pages if the system has some. size: a multiple of MEMORY_PIECE. NULL: no memory. */
@@ -111,6 +112,10 @@ uint64_t slab_left(const struct memory_pool *pool, const struct device_slabs *sl
 /* Take a piece of at least size bytes. -EAGAIN: there is none until another one is given back; -ENOMEM. */
 int slab_take(struct memory_pool *pool, struct device_slabs *slabs, size_t size, struct memory **memory);
 void slab_put(struct memory_pool *pool, struct memory *memory);
+
+/* Begin and end the use of memory by a long READ, of which so many bytes count as slabs. False: the device has one. */
+bool slab_begin_long(struct memory_pool *pool, struct device_slabs *device, size_t charged);
+void slab_end_long(struct memory_pool *pool, struct device_slabs *device, size_t charged);
 
 /* ---- memory.c --------------------------------------------------------------------------------------------------- */
 

@@ -39,6 +39,7 @@ struct device_slabs {
     struct device_slabs *next;
     uint64_t id, used; /* bytes of slabs */
     uint32_t users;
+    bool has_long;
     struct link slabs[MEMORY_CLASSES];
     struct device_limit limit;
 };
@@ -120,7 +121,7 @@ static void cut_slab(struct slab *slab, int class) {
     slab->class = class;
     slab->free = all_free(class);
     for (unsigned i = 0; i < pieces_of(class); i++)
-        slab->pieces[i] = (struct memory){slab, slab->data + i * SIZES[class], SIZES[class]};
+        slab->pieces[i] = (struct memory){slab, slab->data + i * SIZES[class], SIZES[class], 0};
 }
 
 static void give_slab(struct device_slabs *device, struct slab *slab, int class) {
@@ -236,4 +237,23 @@ void slab_put(struct memory_pool *pool, struct memory *memory) {
 void slab_free_kept(struct memory_pool *pool) {
     while (!link_empty(&pool->kept))
         free_slab(pool, take_kept_slab(pool));
+}
+
+/* ---- long READs ------------------------------------------------------------------------------------------------- */
+
+bool slab_begin_long(struct memory_pool *pool, struct device_slabs *device, size_t charged) {
+    if (device->has_long)
+        return false;
+    device->has_long = true;
+    device->used += charged;
+    pool->used += charged;
+    if (pool->used > pool->limit)
+        slab_free_kept(pool);
+    return true;
+}
+
+void slab_end_long(struct memory_pool *pool, struct device_slabs *device, size_t charged) {
+    device->has_long = false;
+    device->used -= charged;
+    pool->used -= charged;
 }

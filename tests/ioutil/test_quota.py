@@ -76,3 +76,35 @@ def test_a_device_without_memory_may_have_the_last_slab(quota: ctypes.CDLL) -> N
     with pool.end:
         assert pool.take_all(1) == 3
         assert pool.take_all(2) == 1
+
+
+def test_a_long_read_that_hangs_stops_those_of_its_device_only(pool: Pool) -> None:
+    hung = pool.user(1)
+    assert pool.take(hung, 32 * MIB)
+    assert not pool.take(pool.user(1), 32 * MIB)
+    assert pool.take(pool.user(2), 32 * MIB)
+    assert not pool.take(pool.user(2), 3 * MIB)
+    assert pool.take(pool.user(3), 32 * MIB)
+    assert pool.take(pool.user(1), 2 * MIB)
+
+
+def test_a_long_read_has_of_the_slabs_what_a_ticket_may_have(pool: Pool) -> None:
+    """It counts, and leaves memory for another ticket."""
+    assert pool.take(pool.user(1), 32 * MIB)
+    assert pool.take_all(2) == 84
+    assert pool.take(pool.user(3), 28 * MIB)
+    assert pool.take_all(3) == 7
+    assert not pool.take(pool.user(4), 32 * MIB)
+    assert pool.take(pool.user(4), 2 * MIB)
+
+
+def test_what_a_long_read_had_is_there_again(quota: ctypes.CDLL) -> None:
+    pool = Pool(quota, 256 * MIB + 4096)
+    with pool.end:
+        for _ in range(3):
+            with ExitStack() as round_end:
+                pool.end, kept = round_end, pool.end
+                assert pool.take(pool.user(1), 32 * MIB)
+                assert pool.take(pool.user(2), 32 * MIB)
+                pool.end = kept
+        assert pool.take_all(1) == 84
