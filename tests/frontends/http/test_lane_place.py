@@ -13,6 +13,10 @@ from imageio_daemon.lanes.places import Places
 from imageio_daemon.transfers.transfer import Transfer
 
 SECONDS = 0.01
+#: Seconds that are not reached.
+DEADLINE = 30.0
+#: The owner of all places.
+OTHER = object()
 
 
 def transfer() -> Transfer:
@@ -23,7 +27,7 @@ def transfer() -> Transfer:
 def places() -> Places:
     """Places that are all taken."""
     full = Places(1, lambda _: None)
-    assert full.enter(object())
+    assert full.enter(OTHER)
     return full
 
 
@@ -44,3 +48,13 @@ async def test_request_that_is_cancelled_as_its_time_is_over_ends_as_such(places
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (told, places.waiting) == ([], 0)
+
+
+async def test_request_that_is_cancelled_just_after_the_grant_gives_the_place_back(places: Places) -> None:
+    task = asyncio.create_task(LanePlace(places).get(transfer(), DEADLINE))
+    await asyncio.sleep(0)
+    places.leave(OTHER)  # the grant is due in the next step of the loop
+    asyncio.get_running_loop().call_soon(task.cancel)  # after the grant, and before the task goes on
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (places.taken, places.waiting) == (0, 0)

@@ -62,10 +62,13 @@ class LanePlace:
 
         self.wait(transfer, seconds, granted, expired)
         try:
-            if not await served:
-                raise busy()
-        finally:
+            in_time = await served
+        except BaseException:
             self.abandon()
+            self.leave()  # it has the place if it was cancelled just after the grant
+            raise
+        if not in_time:
+            raise busy()
 
     def abandon(self) -> bool:
         """Stop waiting. Return False if the connection did not wait, or if `granted` is about to be called."""
