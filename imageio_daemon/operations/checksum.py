@@ -64,7 +64,7 @@ async def checksum(
     most = hashing.threads + AHEAD
     async with (
         running(transfer, None, offset, wanted.length or 0, kind=Kind.CHECKSUM) as (op, backend),
-        buffers.lease(transfer, None, most, BUFFER) as held,
+        buffers.lease(transfer, None, transfer.ticket.inactivity_timeout, most=most, piece=BUFFER) as held,
     ):
         await backend.refresh(op)
         length = _inside(readable_size(transfer, backend), offset, wanted.length)

@@ -128,19 +128,24 @@ class BufferPool:
 
     @contextlib.asynccontextmanager
     async def lease(
-        self, owner: Hashable, length: int | None, most: int = 2, piece: int = MAX_BUFFER
+        self, owner: Hashable, length: int | None, seconds: float, *, most: int = 2, piece: int = MAX_BUFFER
     ) -> AsyncIterator[list[Buffer]]:
         """Lend one buffer to the owner's request, and up to `most` if the request is long enough and they are free.
 
         `length` is the request's, in bytes, or None if it is unknown. `piece` is the most bytes of a buffer. A request
-        that has to wait for its first buffer gets at most SCARCE bytes in each. Raises Unavailable.
+        that has to wait for its first buffer gets at most SCARCE bytes in each. Raises Unavailable, also if it has
+        waited for `seconds`.
         """
         size = min(self._largest, piece)
         wanted = size if length is None else min(size, length + PAGE)
         first = self.try_acquire(wanted, owner)
         if first is None:
             wanted = min(wanted, SCARCE)
-            first = await self.acquire(wanted, owner)
+            try:
+                async with asyncio.timeout(seconds):
+                    first = await self.acquire(wanted, owner)
+            except TimeoutError:
+                raise Unavailable("There is no memory for the request now") from None
         buffers = [first]
         try:
             if length is None or length > wanted - PAGE:

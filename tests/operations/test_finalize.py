@@ -4,6 +4,7 @@ import gc
 import hashlib
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -37,7 +38,8 @@ class World:
         self.backend = FaultyBackend(self.memory)
         self.store = TransferStore(self._open, most_tickets=2, most_connections=1)
         self.hashing = Hashing(1)
-        self.finalizer = Finalizer(self.store, BufferPool(8 * MIN_BUFFER, MIN_BUFFER), self.hashing)
+        self.pool = BufferPool(8 * MIN_BUFFER, MIN_BUFFER)
+        self.finalizer = Finalizer(self.store, self.pool, self.hashing)
         self.transfer, self.other = (self.store.add(self._ticket(name)) for name in ("one", "two"))
 
     @staticmethod
@@ -87,6 +89,17 @@ async def test_image_that_cannot_be_read_is_not_finalized(world: World) -> None:
     assert world.transfer.permission.writable
     world.backend.hold("pread").release()
     assert await world.begin(world.transfer) is not None
+
+
+async def test_image_for_which_there_is_no_memory_is_not_finalized(world: World) -> None:
+    held = [await world.pool.acquire(MIN_BUFFER) for _ in range(8)]
+    impatient = world.store.add(replace(world.transfer.ticket, inactivity_timeout=0))
+    with pytest.raises(Unavailable, match="memory"):
+        await world.begin(impatient)
+    await operations.zero(impatient, 0, 1)
+    for buffer in held:
+        buffer.release()
+    assert await world.begin(impatient) is not None
 
 
 async def test_changes_are_refused_until_the_image_is_compared(world: World) -> None:

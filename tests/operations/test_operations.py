@@ -177,10 +177,10 @@ async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> No
     everybody = asyncio.Barrier(8)
 
     async def hold() -> None:
-        async with buffers.lease(None, None):
+        async with buffers.lease(None, None, SOON):
             await everybody.wait()
 
-    async with buffers.lease(None, None) as leased:
+    async with buffers.lease(None, None, SOON) as leased:
         assert [buffer.size for buffer in leased] == [4 * MiB, 4 * MiB]
         tasks = [asyncio.create_task(hold()) for _ in range(8)]
         await asyncio.sleep(0)

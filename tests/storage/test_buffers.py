@@ -115,6 +115,17 @@ async def test_waiter_cancelled_after_it_was_served_gives_the_buffer_back() -> N
     assert pool.in_use == 0
 
 
+async def test_request_that_waits_too_long_for_memory_is_refused() -> None:
+    pool = BufferPool(MIN_BUFFER)
+    first = await pool.acquire(1)
+    with pytest.raises(Unavailable):
+        async with pool.lease("a", None, 0):
+            pass
+    assert pool.waiting == 0
+    first.release()
+    assert pool.in_use == 0
+
+
 async def test_more_than_the_whole_budget_is_refused() -> None:
     with pytest.raises(Unavailable):
         await BufferPool(MiB).acquire(2 * MiB)

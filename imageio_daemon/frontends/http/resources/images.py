@@ -197,7 +197,8 @@ class Images:
             raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
         if length <= MAX_JSON:
             return await read_json(request)
-        async with self._buffers.lease(transfer, min(length, MAX_FINALIZE), most=1):  # so that this memory counts
+        wanted, seconds = min(length, MAX_FINALIZE), transfer.ticket.inactivity_timeout
+        async with self._buffers.lease(transfer, wanted, seconds, most=1):  # so that this memory counts
             document = await read_json(request, MAX_FINALIZE)
         if not is_finalize(document):
             raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
