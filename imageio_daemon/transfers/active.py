@@ -29,7 +29,7 @@ class Drain:
 
 
 def in_use(transfer: Transfer) -> bool:
-    """Tell whether a transfer has a request or a connection, or had a request in the last PAUSE seconds."""
+    """Tell whether a transfer is in use, or had a request in the last PAUSE seconds and may have another one."""
     return transfer.in_use or (transfer.permission.valid and transfer.permission.idle < PAUSE)
 
 
@@ -71,7 +71,7 @@ class AtWork:
 
 
 def _has_begun(transfer: Transfer) -> bool:
-    """Tell whether a transfer has a request or a connection, or has had a request."""
+    """Tell whether a transfer is in use, or has had a request."""
     return transfer.in_use or transfer.permission.used > 0
 
 

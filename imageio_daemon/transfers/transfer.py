@@ -141,8 +141,8 @@ class Transfer:
 
     @property
     def in_use(self) -> bool:
-        """Tell whether a request runs or a connection is there."""
-        return self.running > 0 or len(self.connections) > 0
+        """Tell whether a request runs, or a connection is there that may begin one."""
+        return self.running > 0 or (len(self.connections) > 0 and not self.permission.canceled)
 
     @property
     def in_force(self) -> bool:

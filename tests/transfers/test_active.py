@@ -62,6 +62,16 @@ async def test_transfer_with_a_request_goes_on(store: TransferStore, clock: Cloc
         assert left(store) == 1
 
 
+async def test_cancelled_transfer_goes_on_until_its_requests_have_ended(store: TransferStore) -> None:
+    transfer = store.add(ticket("a"))
+    transfer.connections.add(object())  # stays: the client may use another ticket next
+    with transfer.track(Access.WRITE):
+        store.begin_drain()
+        transfer.cancel()
+        assert left(store) == 1
+    assert left(store) == 0
+
+
 async def test_transfer_between_two_connections_goes_on(store: TransferStore, clock: Clock) -> None:
     transfer = store.add(ticket("a"))
     clock.now += 100
@@ -126,3 +136,16 @@ async def test_ticket_that_nobody_has_used_is_not_active_when_a_limit_is_set(sto
     store.authorize("b", Access.READ)
     with pytest.raises(TooManyTransfers):
         store.authorize("a", Access.READ)
+
+
+async def test_cancelled_transfer_gives_its_place_to_another_one(store: TransferStore, clock: Clock) -> None:
+    store.at_work.most = 1
+    for name in ("a", "b"):
+        store.add(ticket(name))
+    transfer = store.authorize("a", Access.READ)
+    transfer.connections.add(object())
+    clock.now += PAUSE
+    with pytest.raises(TooManyTransfers):
+        store.authorize("b", Access.READ)
+    await store.remove("a", 1)
+    store.authorize("b", Access.READ)
