@@ -232,6 +232,21 @@ def test_client_sees_the_restart_of_the_other_server(other: Daemon, proxy: Daemo
         assert again.request("OPTIONS", image.url).json()["instance"] != before
 
 
+def test_client_that_uses_another_ticket_between_sees_the_restart_of_the_other_server(
+    other: Daemon, proxy: Daemon, tmp_path: Path
+) -> None:
+    image, local = make_image(other, proxy, tmp_path / "image", bytes(MiB)), tmp_path / "local"
+    local.write_bytes(bytes(MiB))
+    url = f"/images/{proxy.add_ticket(local, MiB)}"
+    with proxy.connect("tls") as client:
+        assert client.put_at(f"{image.url}?flush=n", 0, b"lost").status == 200
+        assert client.get(url).status == 200
+        restart(other, image)
+        assert client.get(url).status == 200
+        with pytest.raises(DisconnectedError):
+            client.patch(image.url, {"op": "flush"})
+
+
 def test_an_upload_goes_on_after_a_restart_of_the_other_server(other: Daemon, proxy: Daemon, tmp_path: Path) -> None:
     image = make_image(other, proxy, tmp_path / "image", bytes(MiB))
     with proxy.connect("tls") as client:

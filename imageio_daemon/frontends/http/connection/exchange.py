@@ -108,17 +108,19 @@ class Exchange:
     # The transfers
 
     def use(self, transfer: Transfer) -> None:
-        """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
+        """Count the connection as one of the transfer's, and no longer as one of others.
 
-        The inactivity timeout of the ticket is in force from now on. Raises TooManyConnections, Forbidden.
+        Behind a proxy, a connection serves many tickets, one after the other. It stays one of those for which it keeps
+        something, so that it is told of their end. The inactivity timeout of the ticket is in force from now on. Raises
+        TooManyConnections, Forbidden.
         """
         if transfer not in self._transfers:
             end = partial(self._loop.call_soon_threadsafe, self._end, transfer)
             transfer.connections.add(self, end, service=self.service, client=self.peer, doing=self._doing)
-            for old in [old for old in self._transfers if old.permission.canceled]:
-                old.connections.remove(self)
-                self._transfers.remove(old)
             self._transfers.append(transfer)
+        for old in [old for old in self._transfers if old is not transfer and old not in self._kept]:
+            old.connections.remove(self)
+            self._transfers.remove(old)
         self._place.know(self._has_ticket)
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
