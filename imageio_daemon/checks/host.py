@@ -5,6 +5,7 @@ Each check runs in a process of the user that is checked. Checks change nothing:
 socket listens.
 """
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -13,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ..config.config import Config
 from ..config.sections import DaemonSection
@@ -20,6 +22,7 @@ from ..errors import ConfigError
 from ..lifecycle import memory_shares
 from ..lifecycle.user import state_path
 from ..net import connection_limits, listening, tls_contexts
+from ..operations.opener import Opener
 from ..runtime import state
 from ..storage.engine import async_io_error
 from ..units import MiB
@@ -73,13 +76,13 @@ def certificate(config: Config) -> Finding:
 
 
 def authorities(config: Config) -> Finding:
-    """Check the CA certificates that verify other servers."""
-    ca_file = config.backend_http.ca_file or config.tls.ca_file
+    """Check the certificates for connections to other servers, of the images API and of NBD."""
     try:
-        tls_contexts.client_context(ca_file)
+        Opener(config)
     except ConfigError as e:
         return failed("authorities", str(e))
-    return ok("authorities", ca_file or "those of the system")
+    named = (config.backend_http.ca_file, config.backend_nbd.ca_file, config.tls.ca_file)
+    return ok("authorities", ", ".join(dict.fromkeys(filter(None, named))) or "those of the system")
 
 
 def open_files(config: Config, limit: int) -> Finding:
@@ -133,26 +136,42 @@ def _unix(service: str, path: str, *, made: bool) -> Finding:
     return failed(service, f"{path}: {reason}") if reason else ok(service, path)
 
 
+class _Port(NamedTuple):
+    """The port of a service."""
+
+    service: str
+    host: str
+    port: int
+
+    def is_taken_by(self, other: "_Port") -> bool:
+        """Tell whether another service of the configuration has the same port of the same address."""
+        return self.port == other.port and (self.host == other.host or "::" in (self.host, other.host))
+
+
 def ports(config: Config, *, running: bool) -> Iterator[Finding]:
-    """Check that each service can listen on its port, unless a `running` daemon with this configuration has it."""
-    wanted = [("remote", config.remote.host, config.remote.port)]
+    """Check that all services together can listen, unless a `running` daemon with this configuration does."""
+    wanted = [_Port("remote", config.remote.host, config.remote.port)]
     if config.nbd.enable and config.nbd.port >= 0:
-        wanted.append(("nbd", config.nbd.host, config.nbd.port))
+        wanted.append(_Port("nbd", config.nbd.host, config.nbd.port))
     if config.metrics.enable:
-        wanted.append(("metrics", config.metrics.host, config.metrics.port))
-    for service, host, port in wanted:
-        yield _listens(service, host, port, running=running)
+        wanted.append(_Port("metrics", config.metrics.host, config.metrics.port))
+    if config.control.enable and config.control.transport == "tcp":
+        wanted.append(_Port("control", "127.0.0.1", config.control.port))
+    with contextlib.ExitStack() as held:  # until the last one listens, too
+        for number, port in enumerate(wanted):
+            yield _listens(port, wanted[:number], held, running=running)
 
 
-def _listens(service: str, host: str, port: int, *, running: bool) -> Finding:
-    place = f"{host} port {port}"
+def _listens(port: _Port, others: Sequence[_Port], held: contextlib.ExitStack, *, running: bool) -> Finding:
+    service, place = port.service, f"{port.host} port {port.port}"
     try:
-        listening.listen_tcp(host, port).close()
+        held.enter_context(listening.listen_tcp(port.host, port.port))
     except ConfigError as e:
         busy = isinstance(e.__cause__, OSError) and "in use" in str(e)
-        if busy and running:
+        owner = next((f"[{other.service}]" for other in others if port.is_taken_by(other)), "another program")
+        if busy and running and owner == "another program":
             return ok(service, f"{place}: the running daemon has it")
-        return failed(service, f"[{service}] {e}{': another program has it' if busy else ''}")
+        return failed(service, f"[{service}] {e}{f': {owner} has it' if busy else ''}")
     return ok(service, place)
 
 

@@ -18,6 +18,7 @@ from imageio_daemon.config.config import Config
 from imageio_daemon.storage.engine import async_io_error
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
+from tests.support.ports import unused_port
 
 Configure = Callable[..., Config]
 
@@ -126,9 +127,23 @@ def test_key_that_cannot_be_read_is_a_failure(configure: Configure, certificates
     assert "as user " in found.text
 
 
-def test_authorities_that_cannot_be_loaded_are_a_failure(configure: Configure) -> None:
-    found = host.authorities(configure(backend_http={"ca_file": "/no/such/ca"}))
-    assert (found.verdict, "/no/such/ca" in found.text) == (Verdict.FAILED, True)
+@pytest.mark.parametrize(
+    ("section", "options"),
+    [
+        ("backend_http", {"ca_file": "/no/such"}),
+        ("backend_nbd", {"ca_file": "/no/such"}),
+        ("backend_nbd", {"cert_file": "/no/such"}),
+        ("backend_nbd", {"key_file": "/no/such"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_certificates_for_other_servers_that_cannot_be_loaded_are_a_failure(
+    configure: Configure, certificates: Certificates, section: str, options: dict[str, str]
+) -> None:
+    if "key_file" in options:
+        options = {"cert_file": str(certificates.certfile), **options}
+    found = host.authorities(configure(**{section: options}))
+    assert found.verdict is Verdict.FAILED, found
 
 
 # Directories
@@ -202,6 +217,19 @@ def test_port_of_another_program_is_a_failure(configure: Configure, taken: int, 
     found = only(host.ports(config, running=False), service)
     assert (found.verdict, found.text.endswith("in use: another program has it")) == (Verdict.FAILED, True)
     assert only(host.ports(config, running=True), service).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("service", ["nbd", "metrics", "control"])
+def test_two_services_on_one_port_are_a_failure(
+    configure: Configure, taken: int, service: str, *, running: bool
+) -> None:
+    port = taken if running else unused_port()
+    place = {"transport": "tcp"} if service == "control" else {"host": "127.0.0.1"}
+    config = configure(remote={"port": port}, **{service: {"enable": True, "port": port, **place}})
+    first, second = host.ports(config, running=running)
+    assert (first.verdict, second.verdict) == (Verdict.OK, Verdict.FAILED)
+    assert second.text.endswith("in use: [remote] has it")
 
 
 def test_address_of_another_host_is_a_failure(configure: Configure) -> None:
