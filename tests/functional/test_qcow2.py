@@ -111,6 +111,17 @@ def test_extents_of_an_overlay(daemon: Daemon, client: Connection, images: Path)
     assert told(alone) == [(512, True, True), (128, True, False), (7 * 1024 + 384, True, True)]
 
 
+def test_an_image_has_no_tag_as_the_files_below_it_may_change(daemon: Daemon, client: Connection, images: Path) -> None:
+    base = images / "tagged-base"
+    base.write_bytes(bytes(SIZE))
+    top = create(images / "tagged", "-b", base, "-F", "raw")
+    ticket = daemon.add_ticket(top, SIZE, format="qcow2", ops=["read"])
+    etags = [client.request(method, f"/images/{ticket}").headers.get("ETag") for method in ("GET", "HEAD")]
+    assert etags == [None, None]
+    assert client.get(f"/images/{ticket}", {"If-Match": '"a"'}).status == 412
+    daemon.remove(ticket)
+
+
 def test_an_image_that_is_locked_for_a_moment_is_waited_for(daemon: Daemon, client: Connection, images: Path) -> None:
     image = create(images / "for-a-moment")
     command = ["qemu-io", "-f", "qcow2", "-c", "sleep 300", str(image)]

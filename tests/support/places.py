@@ -183,7 +183,7 @@ class Managed(Place):
     """A qcow2 image, which the daemon opens itself or starts a qemu-nbd for. qemu-img looks at it."""
 
     kind = "managed-qcow2"
-    traits = frozenset({Trait.ZEROS, Trait.HERE, Trait.NAMED, *([Trait.TAGGED] if QCOW2 == "native" else [])})
+    traits = frozenset({Trait.ZEROS, Trait.HERE, Trait.NAMED})
 
     def __init__(self, path: Path, size: int, daemon: Daemon) -> None:
         super().__init__(path, size)

@@ -53,7 +53,7 @@ class Qcow2Backend(FileBackend):
     """Serve an image and the files below it by the engine. Backend has the contract."""
 
     _identity: object
-    _first: int  # the generation at the opening of an image that may read as zeros, else 0
+    _first: int  # the _changes at the opening of an image that may read as zeros, else 0
     _bitmap: str | None  # the bitmap that has what has changed
 
     @classmethod
@@ -77,7 +77,7 @@ class Qcow2Backend(FileBackend):
         if writable:
             tell_writers(backend._info(), path, shared=shared)
         backend._identity = found.identity
-        backend._first = backend.generation if writable and found.alone else 0
+        backend._first = backend._changes if writable and found.alone else 0
         backend._bitmap = bitmap
         if bitmap is not None and (why := memory.why_no_bitmap()) is not None:
             backend._bitmap, backend._no_bitmap = None, why
@@ -95,11 +95,21 @@ class Qcow2Backend(FileBackend):
             can_fast_allocate=True,
         )
 
+    @property
+    def generation(self) -> int:
+        """Return 0: the content also changes with the files below the image, and by a qemu-nbd of another ticket."""
+        return 0
+
+    @property
+    def _changes(self) -> int:
+        """Return a number that changes with any change of the file itself by the engine."""
+        return super().generation
+
     async def reads_zero(self, op: Operation) -> bool:
         """Tell whether the image reads as zeros by its tables, and was not changed since it was opened."""
         op.require_running()
         size = self.info.size
-        if not self._first or self.generation != self._first:
+        if not self._first or self._changes != self._first:
             return False
         kinds = await self.list_extents(op, 0, size, 3)
         return kinds.end == size and all(extent.zero for extent in kinds)
