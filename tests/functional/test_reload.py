@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from imageio_daemon.units import MAX_TENANTS
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import MiB
 from tests.support.polling import eventually
@@ -165,6 +166,17 @@ def test_change_of_limits_is_an_event(own: Daemon) -> None:
 def test_limits_of_another_form_are_refused(daemon: Daemon, document: object, reason: str) -> None:
     status, text = patch_limits(daemon, document)
     assert (status, reason in text) == (400, True), text
+
+
+def test_change_of_limits_that_is_refused_changes_nothing(own: Daemon) -> None:
+    for start in (0, MAX_TENANTS // 2):
+        names = range(start, start + MAX_TENANTS // 2)
+        assert patch_limits(own, {"tenants": {f"{name:04}": 0 for name in names}})[0] == 200
+    before = own.control("GET", "/limits").json()
+    changes = {"rate": MiB, "tenant_rate": MiB, "transfers": 3, "tenants": {"one more": MiB}}
+    status, text = patch_limits(own, changes)
+    assert (status, f"more than {MAX_TENANTS} tenants" in text) == (400, True), text
+    assert own.control("GET", "/limits").json() == before
 
 
 def test_reload_of_the_same_files_keeps_changed_limits(own: Daemon, reload: Reload) -> None:

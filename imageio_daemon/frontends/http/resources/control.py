@@ -94,16 +94,16 @@ class ControlResources:
     async def patch_limits(self, request: web.Request) -> web.Response:
         """Change the limits that the body names, also for transfers that run, and answer as GET does.
 
-        Raises InvalidRequest, TooLarge, PeerGone.
+        After an error, all are as before. Raises InvalidRequest, TooLarge, PeerGone.
         """
         changes = LimitChanges.from_json(await read_json(request))
         limits = self._store.limits
+        if changes.tenants is not None:
+            limits.change_tenants(changes.tenants)  # first, for it may refuse too many
         if changes.rate is not None:
             limits.set_rate(changes.rate)
         if changes.tenant_rate is not None:
             limits.set_tenant_rate(changes.tenant_rate)
-        if changes.tenants is not None:
-            limits.change_tenants(changes.tenants)
         if changes.transfers is not None:
             self._store.at_work.most = changes.transfers
         self._events.tell("limits set", exchange_of(request).caller, **changes.as_json())
