@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from .. import __version__
 from ..image import zstd
+from ..lanes.http import HttpLane
 from ..lanes.shared import Lanes
 from ..net import tls_socket
 from ..net.connection_limit import ConnectionLimit
@@ -142,12 +143,15 @@ def _connections(watched: Watched) -> Iterator[Metric]:
     connections = _gauge("connections", "Connections of HTTP, and those of NBD that are in an export.", "service")
     opened = _counter("connections_opened", "These connections so far.", "service")
     lanes = _gauge("lanes", "Of the connections, those that lanes in C serve.", "service")
-    now, so_far = Counter(watched.served.sources().values()), watched.served.begun()
+    sources, so_far = watched.served.sources(), watched.served.begun()
+    # A lane of HTTP serves a connection that counts itself. One of NBD counts, also after an upgrade from HTTP.
+    there = Counter(service for source, (service, _) in sources.items() if not isinstance(source, HttpLane))
+    in_lanes = Counter(service for service, by in sources.values() if by is By.LANE)
     for service in watched.services:
-        by = By.LANE if service in NBD else By.PYTHON  # NBD connections count from the start of their lane
-        connections.add_metric((service,), now[service, by])
+        by = By.LANE if service in NBD else By.PYTHON  # an upgraded connection was opened as one of HTTP
+        connections.add_metric((service,), there[service])
         opened.add_metric((service,), so_far[service, by])
-        lanes.add_metric((service,), now[service, By.LANE])
+        lanes.add_metric((service,), in_lanes[service])
     yield from (connections, opened, lanes)
     yield from _places(watched)
 

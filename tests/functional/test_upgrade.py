@@ -13,6 +13,7 @@ from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader, O
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, DisconnectedError, encode_request
 from tests.support.images import Image
+from tests.support.metrics import Metrics
 from tests.support.nbd_payloads import SimpleReply
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
@@ -79,6 +80,19 @@ def test_connection_becomes_the_export(client: Connection, image: Image) -> None
     client.send(RequestHeader(Command.DISC, 0, 0, 0, 0).pack())
     assert client.is_closed()
     assert image.content() == before[:4096] + b"bytes" + before[4101:]
+
+
+def test_it_is_one_of_the_connections_and_of_the_lanes(make_daemon: MakeDaemon, path: Path) -> None:
+    own = make_daemon()
+    url = f"/images/{own.add_ticket(path, SIZE)}"
+    with own.connect("tls") as client, own.connect("tls") as plain:
+        nbd = upgraded(client, url)
+        assert nbd.go() == Reply.ACK
+        assert nbd.request(Command.READ, 0, 1) == (0, b"\0")
+        assert plain.get(url).status == 200
+        metrics = Metrics(own)
+    names = ("connections", "connections_opened_total", "lanes")
+    assert [metrics.sum(name, service="remote") for name in names] == [2, 2, 2]
 
 
 def test_requests_before_it_are_served(client: Connection, image: Image) -> None:
