@@ -408,6 +408,11 @@ def test_a_method_that_nothing_knows_is_not_allowed_anywhere(daemon: Daemon, met
     assert daemon.control(method, path).status == 405
 
 
+@pytest.mark.parametrize("path", ["/", "/nothing", "/images/x"])
+def test_a_method_that_is_unknown_is_not_allowed_where_there_is_nothing(daemon: Daemon, path: str) -> None:
+    assert daemon.control("BREW", path).status == 405
+
+
 @pytest.mark.parametrize(("path", "allowed"), [("/tickets/x", {"GET", "PUT", "PATCH", "DELETE"}), ("/tickets/", set())])
 def test_other_methods_are_not_allowed(daemon: Daemon, path: str, allowed: set[str]) -> None:
     answer = daemon.control("POST", path, b"")

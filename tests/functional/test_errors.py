@@ -79,6 +79,12 @@ def test_a_method_that_nothing_knows_is_not_allowed_anywhere(
     assert "Allow" in answer.headers
 
 
+@pytest.mark.parametrize("path", ["/", "/images", "/nothing", "/tickets/x"])
+def test_a_method_that_is_unknown_is_not_allowed_where_there_is_nothing(client: Connection, path: str) -> None:
+    answer = client.request("BREW", path)
+    assert (answer.status, answer.headers["Allow"]) == (405, "")
+
+
 @pytest.mark.parametrize("path", ["/images/", "/images//extents"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "PATCH"])
 def test_an_empty_id_is_refused_for_what_it_is(client: Connection, method: str, path: str) -> None:

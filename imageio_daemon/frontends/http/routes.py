@@ -22,6 +22,8 @@ NAME = "name"
 PATTERN = "pattern"
 
 
+#: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
+METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
 #: The methods of resources that only tell something.
 READ_METHODS = ("OPTIONS", "GET")
 
@@ -67,13 +69,13 @@ class Routes:
     def handler(self, path: list[str], method: str) -> Handler:
         """Return the handler of a method for a path. Raises NotFound, InvalidRequest, MethodNotAllowed.
 
-        A method that no resource has raises MethodNotAllowed if the first segment is that of a resource, even if the
-        path matches no pattern or has an empty ticket id.
+        A method that is not in METHODS always raises MethodNotAllowed. One that no resource has does so if the first
+        segment is that of a resource, even if the path matches no pattern or has an empty ticket id.
         """
         found = self.find(path)
         known = method in self._methods
         if found is None:
-            if not known and path[0] in self._roots:
+            if method not in METHODS or (not known and path[0] in self._roots):
                 raise MethodNotAllowed(method, ())
             raise NotFound("No such resource")
         if known and not found.name and "{}" in found.pattern:

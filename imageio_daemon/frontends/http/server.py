@@ -45,7 +45,7 @@ from .resources.proxied import Proxied
 from .resources.tickets import Tickets
 from .resources.upgrade import Prepare, Upgrades
 from .responses import json_response
-from .routes import Routes, readable
+from .routes import METHODS, Routes, readable
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,6 @@ SCRATCH = 64 * KiB
 YEARS = 10 * 365 * 24 * 3600.0
 #: Most connections of the metrics service. A Prometheus server has one.
 METRICS_CONNECTIONS = 32
-#: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
-METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
 #: The route in aiohttp that matches every path, also one with an escaped line feed.
 EVERYTHING = r"/{rest:[\s\S]*}"
 #: The segments of the target http://HOST, which matches no route in aiohttp.
