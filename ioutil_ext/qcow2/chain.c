@@ -36,15 +36,17 @@ static void enter_phase(struct chain *chain, struct run *run) {
     pthread_mutex_unlock(&top->lock);
 }
 
-/* A file below may be shorter: behind its end are zeros. */
+/* A file below may be shorter: behind its end are zeros, which count as those of that file, as in qemu. */
 int chain_find(struct chain *chain, struct op *op, uint32_t first, uint64_t pos, uint64_t length, struct run *run) {
     int error = 0;
     *run = (struct run){.pos = pos, .mapping = {.kind = KIND_UNALLOCATED}};
     if (first > 0)
         enter_phase(chain, run);
     for (uint32_t i = first; !error && i < chain->count && run->mapping.kind == KIND_UNALLOCATED; i++) {
-        if (pos >= chain->levels[i].size)
+        if (pos >= chain->levels[i].size) {
+            run->mapping.kind = KIND_ZERO;
             break;
+        }
         length = min_u64(length, chain->levels[i].size - pos);
         error = look_in_file(&chain->levels[i], op, i == 0, length, run);
         if (!error)

@@ -111,6 +111,23 @@ def test_extents_of_an_overlay(daemon: Daemon, client: Connection, images: Path)
     assert told(alone) == [(512, True, True), (128, True, False), (7 * 1024 + 384, True, True)]
 
 
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [(True, [(4 * 1024, True, True), (4 * 1024, True, False)]), (False, [(8 * 1024, True, True)])],
+    ids=["chain", "alone"],
+)
+def test_zeros_behind_the_end_of_a_shorter_file_below_are_no_hole(
+    daemon: Daemon, client: Connection, images: Path, *, chain: bool, expected: list[tuple[int, bool, bool]]
+) -> None:
+    base, top = images / f"short-{chain}", images / f"long-{chain}"
+    qemu_img("create", "-f", "qcow2", base, SIZE // 2)
+    qemu_img("create", "-f", "qcow2", "-b", base, "-F", "qcow2", top, SIZE)
+    ticket = daemon.add_ticket(top, SIZE, format="qcow2", ops=["read"], backing_chain=chain)
+    extents = client.get(f"/images/{ticket}/extents").json()
+    assert [(each["length"] // 1024, each["zero"], each["hole"]) for each in extents] == expected
+    daemon.remove(ticket)
+
+
 def test_an_image_has_no_tag_as_the_files_below_it_may_change(daemon: Daemon, client: Connection, images: Path) -> None:
     base = images / "tagged-base"
     base.write_bytes(bytes(SIZE))

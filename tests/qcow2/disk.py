@@ -177,7 +177,13 @@ def joined(extents: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]
     return found
 
 
-def qemu_extents(path: Path) -> list[tuple[int, int, int]]:
-    """Return the extents by qemu, as Disk.all_extents() does."""
+def qemu_extents(path: Path, below: int = 0) -> list[tuple[int, int, int]]:
+    """Return the extents by qemu, as Disk.all_extents() does. So many files are below the image.
+
+    Zeros behind the end of a shorter file are not `present`, and of the file above it. To clients of qemu-nbd they are
+    no hole.
+    """
     parts = json.loads(run("qemu-img", "map", "--output=json", "-f", "qcow2", path).stdout)
-    return joined((p["start"], p["length"], (1 if p["present"] else 3) if p["zero"] else 0) for p in parts)
+    holes = [not part["present"] and part["depth"] == below for part in parts]
+    kinds = [(3 if hole else 1) if part["zero"] else 0 for part, hole in zip(parts, holes, strict=True)]
+    return joined((part["start"], part["length"], kind) for part, kind in zip(parts, kinds, strict=True))
