@@ -113,6 +113,7 @@ static void packed_end(iou_handle *handle) {
 static void init_packed(struct packed *packed, iou_handle *disk) {
     const struct image *image = disk->image;
     image_init(&packed->image, image->type, image->device, 0);
+    packed->image.waits_for = image->waits_for;
     packed->image.grows = false;
     packed->image.pieces = image->pieces;
     packed->disk = disk;

@@ -14,6 +14,7 @@ from ..ioutil.engine_driver import DEADLINE, Queue, running_engine
 from ..ioutil.gate import Gate, gated_engine, submit_reads
 from ..ioutil.syscall_table import real_open, replaced
 from .disk import Chain, Disk, Layer, create, qemu_io
+from .packed import Packed, told_by
 
 MIB = 1 << 20
 THREADS, QUOTA = 8, 2
@@ -107,6 +108,22 @@ def test_a_file_below_on_a_hung_device_has_threads_of_its_own(
         gate.release()
         assert all(queue.wait(cookie).error == 0 for cookie in cookies)
         queue.close_handle(alone)
+
+
+def test_a_file_made_of_a_chain_waits_for_its_devices(chain: list[Layer], beside: list[Path], gate: Gate) -> None:
+    with Disk(chain, writable=False) as disk, gated_engine(gate, THREADS) as engine:
+        queue = engine.queue()
+        with Packed(disk, disk.info.size, told_by(disk)) as packed:
+            gate.hold(chain[1].path)
+            end = packed.info.size
+            cookies = [
+                queue.submit(lib.IOU_READ, packed.handle, end - 4096 * i, 4096, buffer=bytearray(4096))
+                for i in range(1, 11)
+            ]
+            gate.wait_for(QUOTA)
+            reads(queue, beside[0])
+            gate.release()
+            assert all(queue.wait(cookie).error == 0 for cookie in cookies)
 
 
 def test_opens_that_hang_on_a_file_below_do_not_stop_the_device_of_the_top(
