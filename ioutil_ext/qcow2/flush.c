@@ -258,15 +258,18 @@ int flush_run(struct qcow2 *q, struct op *op) {
 
 bool flush_reclaim(struct qcow2 *q, struct op *op) {
     pthread_mutex_lock(&q->lock);
-    bool pending = frees_pending(q) > 0, flushes = q->unlinked.clusters || q->flushing.running;
-    if (pending && !flushes) {
-        if (!q->freeing && grace_is_over(q))
-            reclaim(q, op);
-        else
-            qcow2_await(q, &q->grace.waiters);
-    }
+    bool flushes = frees_pending(q) && (q->unlinked.clusters || q->flushing.running);
     pthread_mutex_unlock(&q->lock);
-    return pending && (!flushes || flush_run(q, op) == 0);
+    if (flushes && flush_run(q, op) == 0)
+        return true;
+    pthread_mutex_lock(&q->lock);
+    bool pending = q->freeing || q->due.clusters || q->waiting.clusters;
+    if (pending && !q->freeing && grace_is_over(q))
+        reclaim(q, op);
+    else if (pending)
+        qcow2_await(q, &q->grace.waiters);
+    pthread_mutex_unlock(&q->lock);
+    return pending;
 }
 
 int flush_if_full(struct qcow2 *q, struct op *op) {

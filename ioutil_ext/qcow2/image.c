@@ -101,6 +101,8 @@ static int64_t change_clusters(struct op *op, uint64_t start, uint64_t length) {
         waits = flush_reclaim(q, op);
         done = change_once(op, start, length);
     }
+    if (done == -ENOSPC && op_canceled(op))
+        return op_fail(op, IOU_SYS_NONE, ECANCELED);
     int error = done < 0 ? 0 : flush_if_full(q, op);
     return error ? error : done;
 }

@@ -75,7 +75,7 @@ int flush_run(struct qcow2 *q, struct op *op);
 
 /*
  * Take a step towards clusters that can be taken again: a flush, or the end of the operations that may still use them.
- * False: none is on its way, or the flush has failed.
+ * False: none is on its way that needs no flush, and no flush has succeeded. Waits for the slowest of those operations.
  */
 bool flush_reclaim(struct qcow2 *q, struct op *op);
 

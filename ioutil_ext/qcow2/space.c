@@ -140,8 +140,8 @@ static int choose_or_grow(struct qcow2 *q, struct op *op, uint64_t count, enum w
     int error = choose_clusters(q, count, wanted, taken);
     while (error == -EAGAIN) {
         error = grow_clusters(q, op, count);
-        if (error == -ENOSPC && choose_clusters(q, 1, WANT_ANY, taken) == 0) /* the last ones, whatever they hold */
-            return 0;
+        if (error == -ENOSPC && wanted != WANT_TAIL && choose_clusters(q, 1, WANT_ANY, taken) == 0)
+            return 0; /* the last ones, whatever they hold */
         if (!error)
             error = choose_clusters(q, count, wanted, taken);
     }

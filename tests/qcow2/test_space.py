@@ -221,6 +221,35 @@ def test_on_a_full_device_a_write_fails_if_the_flush_that_would_free_clusters_fa
             disk.write(3 * MIB, b"e" * CLUSTER)
 
 
+def test_a_longer_table_of_counts_that_has_no_space_fails_its_flush_alone(tmp_path: Path) -> None:
+    """Free clusters that do not follow each other are no place for it."""
+    path = create(tmp_path / "image", "8M", "cluster_size=512", "refcount_bits=64")
+    recorder = Recorder(path, path.read_bytes())
+    with recorder.installed():
+        disk = Disk([Layer(path)], shared=True)
+        disk.write(0, b"a" * MIB)
+        disk.flush()
+        recorder.fault = Fault("fallocate", errno.EOPNOTSUPP, 0, for_ever=True)  # what is freed is not punched
+        for at in range(0, MIB, 1024):
+            disk.zero(at, 512)
+        disk.flush()
+        recorder.fault = lambda name: None
+        disk.write(MIB, b"b" * MIB)
+        recorder.fault = Fault("fallocate", errno.ENOSPC, 0, for_ever=True)
+        offsets = iter(range(2 * MIB, 8 * MIB, 512))
+        while not recorder.fault.happened:
+            disk.write(next(offsets), b"c" * 100)
+        with pytest.raises(Failed, match="No space left"):
+            disk.flush()
+        recorder.fault = lambda name: None
+        disk.flush()
+        expected = disk.content()
+        disk.close()
+    image = Checked(recorder.content)
+    assert not image.wrong
+    assert image.content() == expected
+
+
 def test_a_cluster_is_not_taken_before_its_punch_has_returned(tmp_path: Path) -> None:
     path = create(tmp_path / "image", "16M")
     recorder = Recorder(path, path.read_bytes())
