@@ -170,7 +170,7 @@ void nbd_begin_change(struct round *round) {
 
 int nbd_changed(struct round *round, int error) {
     struct op *op = round->op;
-    if (round->flags & FLAG_FUA && was_refused(op, error))
+    if (round->flags & FLAG_FUA && was_refused(op, error) && error != -ENOTSUP) /* a zero that would not be fast */
         iou_durable_flushed(op->handle->durable, NULL, EIO);
     if (error || !(op->flags & IOU_FUA))
         return error;

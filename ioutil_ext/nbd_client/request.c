@@ -29,7 +29,9 @@ bool request_was_too_long(const struct nbd_request *request, uint64_t most) {
 
 bool request_fails_flushes(const struct nbd_request *request, uint64_t most) {
     bool stable = request->command == CMD_FLUSH || (request_is_change(request) && request->flags & FLAG_FUA);
-    return stable && request->error && request->error != NBD_ESHUTDOWN && !request_was_too_long(request, most);
+    bool undone = request->error == NBD_ESHUTDOWN || request_was_too_long(request, most) ||
+                  (request->flags & FLAG_FAST_ZERO && request->error == NBD_ENOTSUP);
+    return stable && request->error && !undone;
 }
 
 /* ---- data of a READ --------------------------------------------------------------------------------------------- */

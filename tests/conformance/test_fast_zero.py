@@ -21,6 +21,7 @@ from imageio_daemon.storage.qemu.backend import ManagedBackend
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.units import GiB, KiB, MiB
 from imageio_daemon.urls.nbd import parse
+from tests.support.changes import zero
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import nbdkit, qemu_nbd
 from tests.support.polling import eventually_async
@@ -230,6 +231,17 @@ async def test_whole_units_are_asked_for_with_the_flags(engine: Engine, server: 
     assert await attempt(backend, CLUSTER, CLUSTER, allocate=True)
     (asked,) = server.commands(Command.WRITE_ZEROES)
     assert (asked.range, asked.header.flags) == ((CLUSTER, CLUSTER), CommandFlag.FAST_ZERO | CommandFlag.NO_HOLE)
+    await backend.close()
+
+
+async def test_a_fast_zero_with_fua_that_is_refused_fails_no_flush(engine: Engine, server: FakeNbd) -> None:
+    server.refused[Command.WRITE_ZEROES] = ErrorNumber.ENOTSUP
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+    with pytest.raises(StorageError, match="ENOTSUP"):
+        await zero(backend, Operation(), CLUSTER, CLUSTER, allocate=True, fua=True, fast_only=True)
+    (asked,) = server.commands(Command.WRITE_ZEROES)
+    assert asked.header.flags & CommandFlag.FUA
+    await backend.flush(Operation())
     await backend.close()
 
 

@@ -29,9 +29,12 @@ def pwrite(backend: Backend, op: Operation, piece: Slice, offset: int, *, fua: b
     )
 
 
-def zero(backend: Backend, op: Operation, offset: int, length: int, *, allocate: bool, fua: bool) -> Awaitable[object]:
+def zero(
+    backend: Backend, op: Operation, offset: int, length: int, *, allocate: bool, fua: bool, fast_only: bool = False
+) -> Awaitable[object]:
     """Make the range of an image that C has read as zeros. fua: they are on stable storage when it is done."""
     flags = (lib.IOU_ALLOCATE if allocate else 0) | (lib.IOU_FUA if fua else 0)
+    flags |= lib.IOU_FAST_ONLY if fast_only else 0
     return _submit(backend, lib.IOU_ZERO, op, flags=flags, offset=offset, length=length, holders=(op,))
 
 
