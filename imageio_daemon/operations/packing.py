@@ -11,19 +11,24 @@ from ..storage.buffers import BufferPool
 from ..storage.packed import PackedDisk, map_size
 from ..storage.running import Kind
 from ..transfers.transfer import Transfer
+from ..units import MiB
 from . import operations
+
+#: Bytes of all maps at a time: those of 16 of the largest disks, or of 32 of 1 TiB. They are not of the buffers for
+#: checksums, which a client that reads slowly would keep for hours.
+MAPS = 64 * MiB
 
 
 @asynccontextmanager
-async def packed(transfer: Transfer, buffers: BufferPool, *, part: bool) -> AsyncIterator[PackedDisk]:
+async def packed(transfer: Transfer, maps: BufferPool, *, part: bool) -> AsyncIterator[PackedDisk]:
     """Lay out what the image has now as a file, and close that after the block.
 
-    The memory of the layout counts as a buffer of the transfer. C has its own: this one stays untouched. A lane whose
-    client is gone may keep C's for a moment longer. Transfer.begin() explains `part`. Raises InvalidRequest if the disk
-    is too large, Unavailable if there is no memory; Shortened, Forbidden, Canceled, StorageError.
+    The memory of the map counts as a buffer of the transfer, which stays untouched: C allocates the map itself. A lane
+    whose client is gone may keep that for a moment longer. Transfer.begin() explains `part`. Raises InvalidRequest if
+    the disk is too large, Unavailable if there is no memory; Shortened, Forbidden, Canceled, StorageError.
     """
     size = await operations.size(transfer, part=part)
-    buffer = buffers.try_acquire(map_size(size), transfer)
+    buffer = maps.try_acquire(map_size(size), transfer)
     if buffer is None:  # it may be hours until there is one
         raise Unavailable("There is no memory for the request now")
     with ExitStack() as stack:
@@ -36,7 +41,5 @@ async def packed(transfer: Transfer, buffers: BufferPool, *, part: bool) -> Asyn
                 async with aclosing(backend.extents(op, 0, size, Context.ZERO)) as lists:
                     async for found in lists:
                         disk.tell(found)
-            disk.place()
-            if backend.generation == generation:
-                disk.generation = generation
+            disk.place(generation if backend.generation == generation else 0)
         yield disk

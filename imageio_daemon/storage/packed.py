@@ -22,7 +22,8 @@ LARGEST = 1 << (MAX_CLUSTER_BITS + _MOST_BITS)
 
 
 class PackedDisk:
-    """A handle of C from which the file is read. Close it when a lane has begun to read it, which keeps it.
+    """A handle of C from which the file is read. A lane that reads it has a reference of its
+    own: close it when that has begun.
 
     The file is that of the extents that were told, and all reads are of this one file. Its data is that of the time of
     each read. The image must not be closed before this is, nor before the lane has ended. Raises InvalidRequest if the
@@ -41,7 +42,7 @@ class PackedDisk:
         self.length = 0
         #: What tells its layout from that of any other file.
         self.layout = ""
-        #: The generation of the image that was told, or 0 if changes of it may go unseen. The caller sets it.
+        #: The generation of the image that was told, or 0 if changes of it may go unseen; the layout is "" then.
         self.generation = 0
 
     def tell(self, found: ExtentList) -> None:
@@ -49,8 +50,8 @@ class PackedDisk:
         ends, flags = ffi.from_buffer("uint64_t[]", found.bounds[1:]), ffi.from_buffer("uint8_t[]", found.flags)
         check(lib.iou_packed_tell(self.handle, ends, flags, len(found)), "make a qcow2 file")
 
-    def place(self) -> None:
-        """End telling. Raises Shortened if that was not all of the disk, StorageError."""
+    def place(self, generation: int) -> None:
+        """End telling, of an image of that generation. Raises Shortened if it was not all of the disk, StorageError."""
         where, size, info = ffi.new("void **"), ffi.new("uint64_t *"), ffi.new("iou_info *")
         code = lib.iou_packed_place(self.handle, where, size)
         if code == -errno.ENODATA:
@@ -58,7 +59,9 @@ class PackedDisk:
         check(code, "make a qcow2 file")
         lib.iou_handle_info(self.handle, info)
         self.length = int(info.size)
-        self.layout = f"{self._size} {hashlib.sha256(ffi.buffer(where[0], size[0])).hexdigest()}"
+        if generation:  # 7 ms for a map of 4 MiB
+            self.generation = generation
+            self.layout = f"{self._size} {hashlib.sha256(ffi.buffer(where[0], size[0])).hexdigest()}"
 
     def close(self) -> None:
         """Give the handle back. Later calls do nothing."""
@@ -74,4 +77,4 @@ def cluster_bits(size: int) -> int:
 
 def map_size(size: int) -> int:
     """Return how many bytes the map of a disk takes. Raises InvalidRequest if the disk is too large."""
-    return (size >> cluster_bits(size)) // 8 + 1
+    return (max(size, 1) - 1 >> cluster_bits(size)) // 8 + 1

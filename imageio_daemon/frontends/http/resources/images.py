@@ -12,6 +12,7 @@ from aiohttp import web
 from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
 from ....lanes.http import Instruction
 from ....operations import operations
+from ....operations.packing import MAPS
 from ....storage.backend import BackendInfo
 from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
@@ -85,6 +86,7 @@ class Images:
     ) -> None:
         self._store = store
         self._buffers = buffers
+        self._maps = BufferPool(MAPS)
         self._finalize = finalize
         self._max_connections = max_connections
         self._local = local
@@ -141,7 +143,7 @@ class Images:
         wanted, packs = parse_range(request.headers.get("range")), packs_qcow2(request)
         transfer = attach(self._store, request, Access.READ)
         read = Read(request, transfer, wanted, _for_pages(request))
-        return await (read.packed(self._buffers) if packs else read.raw())
+        return await (read.packed(self._maps) if packs else read.raw())
 
     async def put(self, request: web.Request) -> web.StreamResponse:
         """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).

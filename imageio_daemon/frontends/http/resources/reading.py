@@ -45,9 +45,9 @@ class Read:
         size = await operations.size(self._transfer, part=self._moves)
         return await self._answer(size, Conditions(self._request.headers, self._transfer, size))
 
-    async def packed(self, buffers: BufferPool) -> web.StreamResponse:
-        """Answer with a qcow2 file of the image. `buffers` has the memory for its layout."""
-        async with packed(self._transfer, buffers, part=self._moves) as disk:
+    async def packed(self, maps: BufferPool) -> web.StreamResponse:
+        """Answer with a qcow2 file of the image. `maps` has the memory for its map."""
+        async with packed(self._transfer, maps, part=self._moves) as disk:
             conditions = Conditions(self._request.headers, self._transfer, disk.length, disk)
             return await self._answer(disk.length, conditions, disk)
 
