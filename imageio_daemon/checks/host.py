@@ -81,7 +81,7 @@ def authorities(config: Config) -> Finding:
         Opener(config)
     except ConfigError as e:
         return failed("authorities", str(e))
-    named = (config.backend_http.ca_file, config.backend_nbd.ca_file, config.tls.ca_file)
+    named = (backend.ca_file or config.tls.ca_file for backend in (config.backend_http, config.backend_nbd))
     return ok("authorities", ", ".join(dict.fromkeys(filter(None, named))) or "those of the system")
 
 
@@ -136,6 +136,10 @@ def _unix(service: str, path: str, *, made: bool) -> Finding:
     return failed(service, f"{path}: {reason}") if reason else ok(service, path)
 
 
+#: Addresses that take a port of all others.
+_ALL = frozenset(("::", "0.0.0.0"))  # noqa: S104  # nothing listens there by this
+
+
 class _Port(NamedTuple):
     """The port of a service."""
 
@@ -145,7 +149,7 @@ class _Port(NamedTuple):
 
     def is_taken_by(self, other: "_Port") -> bool:
         """Tell whether another service of the configuration has the same port of the same address."""
-        return self.port == other.port and (self.host == other.host or "::" in (self.host, other.host))
+        return self.port == other.port and (self.host == other.host or not _ALL.isdisjoint((self.host, other.host)))
 
 
 def ports(config: Config, *, running: bool) -> Iterator[Finding]:
@@ -162,10 +166,17 @@ def ports(config: Config, *, running: bool) -> Iterator[Finding]:
             yield _listens(port, wanted[:number], held, running=running)
 
 
+def _listeners(port: _Port) -> Sequence[socket.socket]:
+    if port.service == "control":
+        return listening.listen_localhost(port.port)
+    return [listening.listen_tcp(port.host, port.port)]
+
+
 def _listens(port: _Port, others: Sequence[_Port], held: contextlib.ExitStack, *, running: bool) -> Finding:
     service, place = port.service, f"{port.host} port {port.port}"
     try:
-        held.enter_context(listening.listen_tcp(port.host, port.port))
+        for listener in _listeners(port):
+            held.enter_context(listener)
     except ConfigError as e:
         busy = isinstance(e.__cause__, OSError) and "in use" in str(e)
         owner = next((f"[{other.service}]" for other in others if port.is_taken_by(other)), "another program")
