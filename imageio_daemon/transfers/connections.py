@@ -11,7 +11,7 @@ from .traffic import Clock
 
 
 class _Connection(NamedTuple):
-    """A connection. At `began` it has used the transfer for the first time."""
+    """A connection. Since `began` it uses the transfer."""
 
     on_cancel: Callable[[], object] | None
     service: str

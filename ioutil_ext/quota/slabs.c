@@ -185,8 +185,8 @@ struct device_limit *slab_limit(struct device_slabs *device) {
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
-/* A device has at most three times what it leaves for others, so any number of devices that hang leave something. One
-   that has none may have the last slab. */
+/* A device has at most three times what it leaves for others. One that has none may have the last slab, so that each of
+   many devices has something. */
 uint64_t slab_left(const struct memory_pool *pool, const struct device_slabs *device) {
     uint64_t all = pool->limit - (pool->used - pool->kept_size);
     uint64_t own = (3 * all - min_u64(device->used, 3 * all)) / 4;

@@ -20,7 +20,7 @@ MACHINES = {
     "x86_64": (0xC000003E, {"io_setup": 206, "io_uring_setup": 425}),
     "aarch64": (0xC00000B7, {"io_setup": 0, "io_uring_setup": 425}),
 }
-ARCHITECTURE, NUMBERS = MACHINES[platform.machine()]
+ARCHITECTURE, NUMBERS = MACHINES.get(platform.machine(), (0, {}))  # on others, no call can be refused
 
 # linux/prctl.h
 PR_SET_SECCOMP = 22

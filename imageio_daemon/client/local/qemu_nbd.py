@@ -31,7 +31,7 @@ STOPPED_TIMEOUT = 5.0
 IN_USE = "Is another process using the image"
 #: Words of other messages, and what the user can do then.
 ADVICE = {
-    "key-secret": "it is encrypted: make a copy that is not with qemu-img convert",
+    "key-secret": "it is encrypted: qemu-img convert makes a copy that is not",
     "Image is corrupt": "repair it: qemu-img check -r all",
 }
 

@@ -367,7 +367,7 @@ def test_image_whose_files_cant_be_seen_is_closed(tmp_path: Path, monkeypatch: p
         ),
         (
             ENCRYPTED,
-            r"Parameter 'encrypt\.key-secret' .* \(it is encrypted: make a copy that is not with qemu-img convert\)$",
+            r"Parameter 'encrypt\.key-secret' .* \(it is encrypted: qemu-img convert makes a copy that is not\)$",
         ),
     ],
 )

@@ -160,7 +160,10 @@ class Exchange:
         return Count(self.requests, self.received, self._transport.sent, self._refused, self._failed)
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the log line at the connection's end. `seconds` is the time since its start."""
+        """Return the fields of the log line at the connection's end.
+
+        `seconds` is the time since its start; `transfers` names those that it has used last.
+        """
         served = self.served().plus(self._by_lanes)
         return {
             "requests": served.requests,

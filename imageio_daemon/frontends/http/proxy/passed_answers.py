@@ -34,7 +34,8 @@ _RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19})")
 #: Keys that are passed on unchanged, to all clients and to those that may write.
 _OPTIONS_PASSED = ("zero_state", "finalized", "instance")
 _PASSED_TO_WRITERS = ("available",)
-#: Features that are not passed on: lists of digests, which come while the image is read, and NBD, which is not HTTP.
+#: Features that are not passed on: lists of digests, which come while the image is read, NBD, which is not HTTP, and
+#: qcow2 files, which the other server would make.
 NOT_PASSED = ("checksum_blocks", "nbd", "qcow2")
 
 
