@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.realstorage import shared_memory
+
 from .fake_image import CONTENT, SIZE, FakeImage
-from .gate import Gate
+from .gate import Gate, installed_gate
 from .rival import BIG
-from .syscall_table import replaced
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +75,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def other_device_image(image: Path) -> Iterator[Path]:
     """An image on another file system than `image`."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shm.stat().st_dev == image.stat().st_dev:
-        pytest.skip("needs /dev/shm on a file system of its own")
-    path = shm / f"imageio-test-{os.getpid()}"
+    path = shared_memory(image) / f"imageio-test-{os.getpid()}"
     path.write_bytes(bytes(SIZE))
     yield path
     path.unlink()
@@ -85,7 +83,5 @@ def other_device_image(image: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    gate = Gate()
-    with replaced(pread=gate.pread):
+    with installed_gate() as gate:
         yield gate
-        gate.release()

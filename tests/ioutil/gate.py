@@ -11,7 +11,7 @@ from typing import Any
 from ioutil_ext import lib
 
 from .engine_driver import DEADLINE, Control, Engine, Queue, running_engine
-from .syscall_table import real_pread
+from .syscall_table import real_pread, replaced
 
 
 class Gate:
@@ -41,6 +41,15 @@ class Gate:
 
     def release(self) -> None:
         self._open.set()
+
+
+@contextmanager
+def installed_gate() -> Iterator[Gate]:
+    """Let reads pass a gate, which opens at the end."""
+    gate = Gate()
+    with replaced(pread=gate.pread):
+        yield gate
+        gate.release()
 
 
 @contextmanager

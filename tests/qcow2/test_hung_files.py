@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ioutil_ext import lib
+from tests.support.realstorage import shared_memory
 
 from ..ioutil.engine_driver import DEADLINE, Queue, running_engine
-from ..ioutil.gate import Gate, gated_engine, submit_reads
+from ..ioutil.gate import Gate, gated_engine, installed_gate, submit_reads
 from ..ioutil.syscall_table import real_open, replaced
 from .disk import Chain, Disk, Layer, create, qemu_io
 from .packed import Packed, told_by
@@ -22,18 +23,14 @@ THREADS, QUOTA = 8, 2
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    gate = Gate()
-    with replaced(pread=gate.pread):
+    with installed_gate() as gate:
         yield gate
-        gate.release()
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Make raw files on another file system."""
-    shm, made = Path("/dev/shm"), list[Path]()
-    if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs /dev/shm on a file system of its own")
+    shm, made = shared_memory(tmp_path), list[Path]()
 
     def make(name: str) -> Path:
         path = shm / f"imageio-test-{os.getpid()}-{name}"

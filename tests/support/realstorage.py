@@ -99,6 +99,14 @@ class Storage:
         return self._backing.get(path, path)
 
 
+def shared_memory(beside: Path) -> Path:
+    """Return a directory on another file system than that of a path. Skips the test if there is none."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == beside.stat().st_dev:
+        pytest.skip("needs /dev/shm on a file system of its own")
+    return shm
+
+
 def allocated(path: Path) -> int:
     """Return the bytes allocated to a file; flushes it first, some file systems allocate at writeback."""
     fd = os.open(path, os.O_RDONLY)
