@@ -27,8 +27,8 @@
 /* Clusters that wait for a flush before they are free again, at most: of 64 KiB, 4 GiB. */
 #define MOST_UNLINKED 65536u
 
-/* Entries of a table that are written at a time, 512 bytes: no loss of power tears them. */
-#define SECTOR_ENTRIES 64u
+/* Entries of a table that are written at a time: no loss of power tears a sector. */
+#define SECTOR_ENTRIES (SECTOR / 8)
 
 struct generation {
     struct output blocks, counts, tables;
@@ -44,7 +44,7 @@ static int add_sectors(struct output *output, const uint64_t *table, struct bits
     int error = 0;
     for (uint64_t i = 0; !error && i * SECTOR_ENTRIES < entries; i++)
         if (bits_test(dirty, i))
-            error = output_add(output, host + 512 * i, 512, table + SECTOR_ENTRIES * i);
+            error = output_add(output, host + SECTOR * i, SECTOR, table + SECTOR_ENTRIES * i);
     return error;
 }
 

@@ -20,6 +20,9 @@ enum { MIN_CLUSTER_BITS = 9, MAX_CLUSTER_BITS = 21, MIN_EXTENDED_BITS = 14 };
 enum { V2_HEADER = 72, V3_HEADER = 104, COMPRESSION_TYPE_AT = 104 };
 enum { AUTOCLEAR_AT = 88, TABLE_GROUP_AT = 48, TABLE_GROUP = 12 };
 
+/* Bytes of a disk come in so many, and a table is written so. */
+enum { SECTOR = 512 };
+
 /* Most bytes of the tables that the header names, as in qemu. */
 #define MAX_L1_BYTES (UINT64_C(32) << 20)
 #define MAX_REFCOUNT_TABLE_BYTES (UINT64_C(8) << 20)

@@ -10,7 +10,7 @@
 
 #include "qcow2/format.h"
 
-enum { HEADER_LENGTH = 112, REFCOUNT_ORDER = 4, SECTOR = 512 };
+enum { HEADER_LENGTH = 112, REFCOUNT_ORDER = 4 };
 
 struct layout {
     uint64_t size; /* bytes of the disk, whole sectors */

@@ -53,14 +53,14 @@ static enum way find_way(struct write *write, uint64_t number, const struct mapp
     return whole || is_within(write, start, end, write->data_from, write->data_to) ? COPY : ASK;
 }
 
-struct plan {
+struct write_plan {
     enum way way;
     uint64_t number, count; /* guest clusters */
     uint64_t host;          /* of pos, in place */
 };
 
 /* Find how to write from pos on, and how far. The lock is held. */
-static int make_plan(struct write *write, const struct slice *slice, struct plan *plan) {
+static int make_plan(struct write *write, const struct slice *slice, struct write_plan *plan) {
     struct qcow2 *q = write->q;
     uint64_t last = (write->pos + write->length - 1) >> q->cluster_bits, number = write->pos >> q->cluster_bits;
     uint64_t most = min_u64(map_slice_rest(q, number), last + 1 - number);
@@ -68,7 +68,7 @@ static int make_plan(struct write *write, const struct slice *slice, struct plan
     int error = map_entry(q, write->op, map_get(q, slice, number), &mapping);
     if (error)
         return error;
-    *plan = (struct plan){.way = find_way(write, number, &mapping), .number = number, .count = 1};
+    *plan = (struct write_plan){.way = find_way(write, number, &mapping), .number = number, .count = 1};
     plan->host = mapping.host + (write->pos & (q->cluster - 1));
     for (uint64_t host = mapping.host; plan->count < most; plan->count++) {
         error = map_entry(q, write->op, map_get(q, slice, number + plan->count), &mapping);
@@ -81,20 +81,20 @@ static int make_plan(struct write *write, const struct slice *slice, struct plan
     return 0;
 }
 
-static uint64_t planned_length(const struct write *write, const struct plan *plan) {
+static uint64_t planned_length(const struct write *write, const struct write_plan *plan) {
     return min_u64(write->length, ((plan->number + plan->count) << write->q->cluster_bits) - write->pos);
 }
 
 /* ---- fresh clusters --------------------------------------------------------------------------------------------- */
 
 /* Whether the entries are still as they were planned, after the lock was let go of. */
-static bool is_still(struct write *write, const struct slice *slice, const struct plan *plan) {
-    struct plan now;
+static bool is_still(struct write *write, const struct slice *slice, const struct write_plan *plan) {
+    struct write_plan now;
     return make_plan(write, slice, &now) == 0 && now.way == plan->way && now.count >= plan->count;
 }
 
 /* Returns 0 if it has to be planned again. */
-static int64_t write_fresh(struct write *write, struct slice *slice, struct plan *plan) {
+static int64_t write_fresh(struct write *write, struct slice *slice, struct write_plan *plan) {
     struct qcow2 *q = write->q;
     struct taken taken;
     if (busy_wait(q, plan->number, plan->number + plan->count))
@@ -134,13 +134,13 @@ static int ask_below(struct write *write) {
 }
 
 /* Guest clusters that are written elsewhere at once: those that are written as a whole, else the first one. */
-static uint64_t copied_at_once(const struct write *write, const struct plan *plan) {
+static uint64_t copied_at_once(const struct write *write, const struct write_plan *plan) {
     uint32_t bits = write->q->cluster_bits;
     uint64_t whole = ((write->pos + write->length) >> bits) - plan->number;
     return write->pos == plan->number << bits && whole ? min_u64(plan->count, whole) : 1;
 }
 
-static int64_t run_plan(struct write *write, struct slice *slice, struct plan *plan) {
+static int64_t run_plan(struct write *write, struct slice *slice, struct write_plan *plan) {
     switch (plan->way) {
     case IN_PLACE:
         return write_linked(write, plan->host, planned_length(write, plan), false);
@@ -156,7 +156,7 @@ static int64_t run_plan(struct write *write, struct slice *slice, struct plan *p
 int64_t write_step(struct write *write) {
     struct qcow2 *q = write->q;
     struct slice *slice;
-    struct plan plan;
+    struct write_plan plan;
     int64_t done = 0;
     write->length = min_u64(write->length, MOST_STEP);
     pthread_mutex_lock(&q->lock);
