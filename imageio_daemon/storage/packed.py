@@ -22,12 +22,12 @@ LARGEST = 1 << (MAX_CLUSTER_BITS + _MOST_BITS)
 
 
 class PackedDisk:
-    """A handle of C from which the file is read. A lane that reads it has a reference of its
-    own: close it when that has begun.
+    """A handle of C from which the file is read.
 
-    The file is that of the extents that were told, and all reads are of this one file. Its data is that of the time of
-    each read. The image must not be closed before this is, nor before the lane has ended. Raises InvalidRequest if the
-    disk is too large, Canceled if the image was closed, StorageError.
+    A lane that reads it has a reference of its own: close it when that has begun. The file is that of the extents that
+    were told, and all reads are of this one file. Its data is that of the time of each read. The image must not be
+    closed before this is, nor before the lane has ended. Raises InvalidRequest if the disk is too large, Canceled if
+    the image was closed, StorageError.
     """
 
     def __init__(self, image: Backend, size: int) -> None:
