@@ -2,13 +2,14 @@
 """Which calls requests make, and in which order: recorded, one after the other."""
 
 import errno
+import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ioutil_ext import ffi
+from ioutil_ext import ffi, lib
 
 from ..ioutil.engine_driver import Failed
 from .checker import OFFSET, Checked, u64s
@@ -92,8 +93,10 @@ def test_contiguous_data_is_read_at_once(recorder: Recorder, disk: Disk) -> None
     disk.write(0, b"a" * (4 << 20))
     calls: list[tuple[int, int]] = []
     recorder.reads = lambda offset, length: calls.append((offset, length))
-    assert disk.read(0, 4 << 20) == b"a" * (4 << 20)
-    # as a raw file: memory that is not aligned is filled by way of 1 MiB that is
+    # One byte past a page: memory that is not aligned is filled by way of 1 MiB that is, as for a raw file.
+    buffer = memoryview(mmap.mmap(-1, (4 << 20) + mmap.PAGESIZE))[1 : (4 << 20) + 1]
+    disk.run(lib.IOU_READ, 0, 4 << 20, buffer=ffi.from_buffer(buffer))
+    assert buffer == b"a" * (4 << 20)
     assert [length for _, length in calls] == [1 << 20] * 4
     assert [offset - calls[0][0] for offset, _ in calls] == [0, 1 << 20, 2 << 20, 3 << 20]
 
