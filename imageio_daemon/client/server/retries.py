@@ -16,7 +16,7 @@ OTHER_INTERVAL = 1.0
 
 
 class Retries:
-    """The retries of all connections of a transfer. Thread-safe.
+    """The retries of all connections of a session, or of one file of a web server. Thread-safe.
 
     `count` is the number of requests that were sent again. `reached` tells that the server was reached once.
     """

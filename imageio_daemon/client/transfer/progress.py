@@ -37,9 +37,10 @@ class Progress:
     continued. `rate` is bytes of data per second, over the last WINDOW seconds. `elapsed` is in seconds. `checked`
     bytes of `to_check` were read, compared or verified in this phase; the latter may be unknown. `to_move` is at most
     how much data is left to transfer, or None until the map of the image is read. `retries` is the number of requests
-    that were sent again, and `reason` why some fail now. `idle` is the seconds since the last progress. `ending` tells
-    that the transfer ends early, by the user or an error, and subtracts what its requests had sent. `complete` tells
-    that the file or image of a download is complete, whatever fails after that.
+    to the server of the ticket that were sent again, and `reason` why some fail now: of a copy, those to the target.
+    `idle` is the seconds since the last progress. `ending` tells that the transfer ends early, by the user or an error,
+    and subtracts what its requests had sent. `complete` tells that the file or image of a download is complete,
+    whatever fails after that.
     """
 
     total: int | None = None
