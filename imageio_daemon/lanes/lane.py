@@ -24,7 +24,7 @@ from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
 from ..storage.engine_image import EngineImage
 from ..storage.lease import Lease
-from ..storage.running import WaitingOperation
+from ..storage.operation import WaitingOperation
 from ..storage.totals import Totals
 from .records import WAITS, Reports
 from .shared import Lanes

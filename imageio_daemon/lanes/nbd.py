@@ -8,7 +8,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..nbdproto.constants import Command
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from .lane import Lane
 from .terms import Terms, bits
 

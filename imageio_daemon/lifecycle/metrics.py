@@ -29,7 +29,7 @@ from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.engine import Engine
 from ..storage.qemu.native import verdicts
-from ..storage.running import HANGING, Kind
+from ..storage.operation import HANGING, Kind
 from ..storage.totals import Totals
 from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE

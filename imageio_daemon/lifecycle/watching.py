@@ -10,7 +10,7 @@ from ..net.tls_contexts import ServerTls
 from ..runtime.audit_log import Caller
 from ..runtime.degraded import Degraded
 from ..storage.engine import Engine
-from ..storage.running import HANGING
+from ..storage.operation import HANGING
 from ..transfers.durable_records import DurableRecords
 from ..transfers.store import TransferStore
 

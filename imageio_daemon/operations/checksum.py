@@ -13,7 +13,7 @@ from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlock
 from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import Buffer, BufferPool
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from ..transfers.transfer import Transfer
 from .hashing import BUFFER, Hashing, hash_blocks
 from .operations import readable_size, running

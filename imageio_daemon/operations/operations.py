@@ -16,7 +16,7 @@ from ..runtime.request_activity import RequestActivity, begin
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.bucket import SMALL
 from ..storage.durable import DurableRecord
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 

@@ -9,7 +9,7 @@ from ..storage.backend import Context
 from ..storage.bucket import SMALL
 from ..storage.buffers import BufferPool
 from ..storage.packed import PackedDisk, map_size
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from ..transfers.transfer import Transfer
 from ..units import MiB
 from . import operations

@@ -15,7 +15,7 @@ from ..runtime import request_activity
 from ..runtime.request_activity import Wait
 from .buffers import Slice
 from .durable import DurableRecord
-from .running import Kind, WaitingOperation
+from .operation import Kind, WaitingOperation
 
 
 class ZeroMethod(StrEnum):

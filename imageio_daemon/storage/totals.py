@@ -5,7 +5,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from .backend import Operation, ZeroMethod
-from .running import READING, Kind
+from .operation import READING, Kind
 
 _NO_BYTES: Counter[ZeroMethod] = Counter()
 _NO_FAILURES: Counter[str] = Counter()

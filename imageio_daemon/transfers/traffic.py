@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
 from ..storage.backend import Operation, ZeroMethod
-from ..storage.running import Kind, WaitingOperation
+from ..storage.operation import Kind, WaitingOperation
 from ..storage.totals import Totals, totals_of
 from ..units import MiB
 

@@ -14,7 +14,7 @@ from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import does
 from ..storage.backend import Backend, Operation
 from ..storage.durable import DurableRecord
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from ..storage.totals import Totals
 from .connections import Connections
 from .durable_records import DurableRecords

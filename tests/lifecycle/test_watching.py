@@ -13,7 +13,7 @@ from imageio_daemon.errors import InUse
 from imageio_daemon.lifecycle import watching
 from imageio_daemon.lifecycle.watching import purge_expired
 from imageio_daemon.runtime.audit_log import AuditLog
-from imageio_daemon.storage.running import Kind
+from imageio_daemon.storage.operation import Kind
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access
 from tests.transfers.test_transfer import Clock, Opener, ticket

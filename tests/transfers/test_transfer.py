@@ -21,7 +21,7 @@ from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.runtime import request_activity
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
-from imageio_daemon.storage.running import Kind
+from imageio_daemon.storage.operation import Kind
 from imageio_daemon.storage.totals import Totals
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore

@@ -11,7 +11,7 @@ from ....errors import Unusable, WayGone
 from ....operations import operations
 from ....storage.backend import Operation
 from ....storage.bucket import SMALL
-from ....storage.running import Kind
+from ....storage.operation import Kind
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
 from ..request import connection_of, exchange_of

@@ -16,7 +16,7 @@ from ....errors import DENIED, Forbidden, InvalidRequest, NotFound, UnsupportedE
 from ....image.extents_json import ExtentReader
 from ....storage.backend import Context, ZeroMethod
 from ....storage.bucket import SMALL
-from ....storage.running import Kind
+from ....storage.operation import Kind
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED, Transfer
