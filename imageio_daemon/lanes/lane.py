@@ -19,12 +19,11 @@ from ..errors import StorageError
 from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import Doing
 from ..runtime.served import By, Count
-from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.backend import Backend
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
-from ..storage.engine_image import EngineImage
 from ..storage.lease import Lease
-from ..storage.operation import WaitingOperation
+from ..storage.operation import Operation, WaitingOperation, ZeroMethod
 from ..storage.totals import Totals
 from .records import WAITS, Reports
 from .shared import Lanes
@@ -59,12 +58,10 @@ class Lane:
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
         """Serve the socket of this descriptor. The lane gets a copy of the descriptor.
 
-        The backend is an EngineImage. `rest` has the bytes that were received already, at most MAX_STAGED. If the
+        `rest` has the bytes that were received already, at most MAX_STAGED. If the
         connection has TLS, pass it as `tls`. Only the lane uses it until its end. Raises StorageError if C cannot start
         the lane, Canceled if the image is closed, and OSError.
         """
-        if not isinstance(backend, EngineImage):
-            raise TypeError("no lane for this image")
         self._number = self._lanes.records.begin(self._names, self.describe)
         copy = -1
         try:
@@ -84,7 +81,7 @@ class Lane:
         self._lanes.alive.add(self)
         self._lanes.served.begin((self._service, By.LANE), self)
 
-    def _begin(self, backend: EngineImage, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
+    def _begin(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
         """Start and return the iou_lane of C. Raises StorageError, Canceled."""
         common = {
             "number": self._number,

@@ -19,8 +19,8 @@ from ioutil_ext import ffi, lib
 from ..errors import StorageError
 from ..runtime import request_log
 from ..runtime.request_activity import Wait
+from ..storage.backend import Backend
 from ..storage.completions import describe, kind_name, syscall_name, tell
-from ..storage.engine_image import EngineImage
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Reports:
     whose reports were lost.
     """
 
-    def __init__(self, lane: Any, image: EngineImage, failed: Counter[str]) -> None:
+    def __init__(self, lane: Any, image: Backend, failed: Counter[str]) -> None:
         self._lane = lane
         self._image = image
         self._failed = failed

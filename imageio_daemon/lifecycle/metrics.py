@@ -24,12 +24,11 @@ from ..net.tls_contexts import ServerTls
 from ..runtime import logs
 from ..runtime.degraded import Degraded
 from ..runtime.served import By, Count, Served
-from ..storage.backend import ZeroMethod
 from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.engine import Engine
+from ..storage.operation import HANGING, Kind, ZeroMethod
 from ..storage.qemu.native import verdicts
-from ..storage.operation import HANGING, Kind
 from ..storage.totals import Totals
 from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE

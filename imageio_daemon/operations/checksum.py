@@ -11,9 +11,9 @@ from typing import NamedTuple
 from ..errors import OutOfRange
 from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, zero_digest
 from ..image.digests import lanes_of
-from ..storage.backend import Backend, Context, Operation
+from ..storage.backend import Backend, Context
 from ..storage.buffers import Buffer, BufferPool
-from ..storage.operation import Kind
+from ..storage.operation import Kind, Operation
 from ..transfers.transfer import Transfer
 from .hashing import BUFFER, Hashing, hash_blocks
 from .operations import readable_size, running

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ..image.blockhash import DataBlock, Pieces
 from ..image.digests import Piece, new_digests
-from ..storage.backend import Backend, Operation
+from ..storage.backend import Backend
 from ..storage.buffers import Buffer, Slice
+from ..storage.operation import Operation
 from ..units import KiB, MiB
 
 #: Most threads by default. More would take processor time from transfers.

@@ -13,10 +13,10 @@ from typing import Protocol
 from ..errors import DENIED, Canceled, NotFound, OutOfRange, StorageError
 from ..image.extents import Extent, ExtentList, merged
 from ..runtime.request_activity import RequestActivity, begin
-from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
+from ..storage.backend import Backend, BackendInfo, Context
 from ..storage.bucket import SMALL
 from ..storage.durable import DurableRecord
-from ..storage.operation import Kind
+from ..storage.operation import Kind, Operation, ZeroMethod
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 

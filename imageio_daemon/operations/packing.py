@@ -8,8 +8,8 @@ from ..errors import Unavailable
 from ..storage.backend import Context
 from ..storage.bucket import SMALL
 from ..storage.buffers import BufferPool
-from ..storage.packed import PackedDisk, map_size
 from ..storage.operation import Kind
+from ..storage.packed import PackedDisk, map_size
 from ..transfers.transfer import Transfer
 from ..units import MiB
 from . import operations

@@ -12,8 +12,8 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError, Unavailable
-from .backend import Holder
 from .completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
+from .operation import Holder
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ REAP_BATCH = 64
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
 
-#: See EngineImage.explain().
+#: See Backend.explain().
 Explain = Callable[[Any], Error | None]
 
 

@@ -12,7 +12,7 @@ from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, Error, ImageInUse, NotFast, Shortened, StorageError
 from ..image.extents import ExtentList
-from .backend import ZeroMethod
+from .operation import ZeroMethod
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from .backend import Holder, Operation
 from .completion_queue import CompletionQueue, Explain, Submission, no_more
 from .completions import check, kind_name
+from .operation import Holder, Operation
 
 #: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
@@ -100,7 +100,7 @@ class Engine:
     ) -> "asyncio.Future[Any]":
         """Start an operation on the running loop. Retains the holders and the memory until it has ended.
 
-        `name` is the image's, for errors. For `explain`, see EngineImage.explain(). The future fails with StorageError,
+        `name` is the image's, for errors. For `explain`, see Backend.explain(). The future fails with StorageError,
         Canceled, NotFast or Unavailable. Cancelling the future does not end the operation.
         """
         return self._of_loop().submit(

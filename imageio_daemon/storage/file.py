@@ -10,9 +10,9 @@ from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, Error
 from ..image import lasting
-from .backend import BackendInfo, Operation
+from .backend import Backend, BackendInfo
 from .engine import Engine
-from .engine_image import EngineImage
+from .operation import Operation
 from .threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ UNKNOWN_SPACE = 2**64 - 1
 _INFO = ffi.typeof("iou_info *")
 
 
-class FileBackend(EngineImage):
+class FileBackend(Backend):
     """Serve one open file or block device. Backend has the contract."""
 
     def __init__(self, engine: Engine, handle: Any, path: str, lasting_identity: str | None = None) -> None:

@@ -12,7 +12,6 @@ from ..image.extents import ExtentList
 from ..units import TiB
 from .backend import Backend
 from .completions import check
-from .engine_image import EngineImage
 
 #: Clusters have 64 KiB, as those that qemu makes, or the least power of two above with which a disk has few enough.
 MIN_CLUSTER_BITS, MAX_CLUSTER_BITS = 16, 21
@@ -31,8 +30,6 @@ class PackedDisk:
     """
 
     def __init__(self, image: Backend, size: int) -> None:
-        if not isinstance(image, EngineImage):
-            raise TypeError("no lane for this image")
         result = ffi.new("iou_handle **")
         with image.lane_handle() as handle:
             check(lib.iou_packed_new(handle, size, cluster_bits(size), result), "make a qcow2 file")

@@ -4,8 +4,7 @@
 from collections import Counter
 from typing import NamedTuple
 
-from .backend import Operation, ZeroMethod
-from .operation import READING, Kind
+from .operation import READING, Kind, Operation, ZeroMethod
 
 _NO_BYTES: Counter[ZeroMethod] = Counter()
 _NO_FAILURES: Counter[str] = Counter()

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
-from ..storage.backend import Operation, ZeroMethod
-from ..storage.operation import Kind, WaitingOperation
+from ..storage.operation import Kind, Operation, WaitingOperation, ZeroMethod
 from ..storage.totals import Totals, totals_of
 from ..units import MiB
 

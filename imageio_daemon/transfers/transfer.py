@@ -12,9 +12,9 @@ from ..lanes.lane import Lane
 from ..lanes.terms import Terms
 from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import does
-from ..storage.backend import Backend, Operation
+from ..storage.backend import Backend
 from ..storage.durable import DurableRecord
-from ..storage.operation import Kind
+from ..storage.operation import Kind, Operation
 from ..storage.totals import Totals
 from .connections import Connections
 from .durable_records import DurableRecords

@@ -11,8 +11,9 @@ from typing import Any
 from ..errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
 from ..runtime import logs
 from ..runtime.request_activity import current
-from ..storage.backend import Backend, Operation
+from ..storage.backend import Backend
 from ..storage.durable import NO_RECORD, DurableRecord
+from ..storage.operation import Operation
 from .durable_records import DurableRecords, RecordWriter
 from .ticket import Ticket
 

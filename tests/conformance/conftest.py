@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.image.chain import QemuImage, inspect
-from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.storage.qemu.backend import ManagedBackend
 from imageio_daemon.storage.qemu.native import Qcow2Backend
 from imageio_daemon.storage.qemu.process import QemuServer

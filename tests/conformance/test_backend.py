@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from imageio_daemon.errors import Canceled, Error, NotFound
-from imageio_daemon.storage.backend import Backend, Context, Operation
+from imageio_daemon.storage.backend import Backend, Context
 from imageio_daemon.storage.buffers import PAGE, BufferPool
 from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.units import KiB
 from tests.support.backends import MemoryBackend, extents_of
 from tests.support.changes import pwrite, trim

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from imageio_daemon.storage import completion_queue, completions, file
-from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage.operation import Operation
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
 from tests.support.polling import eventually, eventually_async

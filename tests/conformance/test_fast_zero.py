@@ -13,10 +13,11 @@ from imageio_daemon.errors import NotFast, OutOfRange, StorageError
 from imageio_daemon.image.chain import QemuImage
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
 from imageio_daemon.nbdproto.option_payloads import BlockSizes
-from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
+from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.operation import Operation, ZeroMethod
 from imageio_daemon.storage.qemu.backend import ManagedBackend
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.units import GiB, KiB, MiB

@@ -14,10 +14,11 @@ import pytest
 from imageio_daemon.errors import Canceled, InUse, NotFast, Shortened, StorageError, Unavailable
 from imageio_daemon.image.extents import Extent
 from imageio_daemon.operations import operations
-from imageio_daemon.storage.backend import Backend, Context, Operation, ZeroMethod
+from imageio_daemon.storage.backend import Backend, Context
 from imageio_daemon.storage.buffers import PAGE, BufferPool
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage.operation import Operation, ZeroMethod
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.units import KiB, MiB

@@ -12,11 +12,11 @@ from imageio_daemon.image.chain import QemuImage
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.nbdproto.constants import ExportFlag
-from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import ManagedBackend
 from imageio_daemon.storage.qemu.process import QemuServer

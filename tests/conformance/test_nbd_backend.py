@@ -26,8 +26,8 @@ from imageio_daemon.nbdproto.constants import (
 )
 from imageio_daemon.nbdproto.option_payloads import BlockSizes
 from imageio_daemon.net.tls_contexts import client_tls
-from imageio_daemon.storage import engine_image
-from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
+from imageio_daemon.storage import backend as backends
+from imageio_daemon.storage.backend import Context
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.engine import Engine
@@ -37,6 +37,7 @@ from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ClientHandshake, ConnectOptions
 from imageio_daemon.storage.nbd.warm_up import WARM_UP
+from imageio_daemon.storage.operation import Operation, ZeroMethod
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse
 from ioutil_ext import lib
@@ -727,7 +728,7 @@ async def test_a_full_batch_is_followed_by_a_question_for_as_much(
         payload = pack_extents(10, [64 * KiB] * count, [0, 3] * (count // 2), extended=False)
         return server.chunk(asked, Chunk.BLOCK_STATUS, payload)
 
-    monkeypatch.setattr(engine_image, "EXTENTS_BATCH", 16)
+    monkeypatch.setattr(backends, "EXTENTS_BATCH", 16)
     server.size, server.answer = 4 * MiB, alternate
     backend = await open_nbd(server)
     assert await told(backend, 0, 4 * MiB) == [

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, StorageError
-from imageio_daemon.storage.backend import Context, Operation
+from imageio_daemon.storage.backend import Context
 from imageio_daemon.storage.engine import Engine, async_io_error
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.storage.qemu import rbd
 from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.storage.backend import ZeroMethod
+from imageio_daemon.storage.operation import ZeroMethod
 from tests.support.daemon import Daemon, MakeDaemon, now, ticket
 from tests.support.http_client import Answer, Connection, connect_tls
 from tests.support.images import MakeImage, MiB, pattern

@@ -12,8 +12,9 @@ from imageio_daemon.image.blockhash import SHORT_HOLE, Total, new_hash
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.operations.checksum import WantedChecksum, checksum
 from imageio_daemon.operations.hashing import Hashing
-from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Operation
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Slice
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

@@ -12,8 +12,9 @@ from imageio_daemon.errors import (
 )
 from imageio_daemon.image.extents import Extent, ExtentList
 from imageio_daemon.operations import operations
-from imageio_daemon.storage.backend import Backend, Context, Operation, ZeroMethod
+from imageio_daemon.storage.backend import Backend, Context
 from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.operation import Operation, ZeroMethod
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

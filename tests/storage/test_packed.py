@@ -10,7 +10,7 @@ import pytest
 from imageio_daemon.errors import Canceled, InvalidRequest, Shortened
 from imageio_daemon.image.extents import Extent, ExtentList
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.storage.engine_image import EngineImage
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.packed import LARGEST, PackedDisk, cluster_bits, map_size
 from imageio_daemon.units import KiB, MiB, TiB
 from tests.ioutil.engine_driver import Image
@@ -24,7 +24,7 @@ HOLE = Extent(MiB, 3 * MiB, zero=True, hole=True)
 def backend(tmp_path: Path) -> Iterator[Any]:
     (tmp_path / "disk").write_bytes(bytes(SIZE))
     with Image(tmp_path / "disk") as image:
-        yield cast(Backend, EngineImage(cast(Any, None), image.handle, "disk"))
+        yield FileBackend(cast(Any, None), image.handle, "disk")
 
 
 def placed(backend: Backend, *extents: Extent, size: int = SIZE) -> PackedDisk:

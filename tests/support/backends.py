@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream, merged
-from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context
 from imageio_daemon.storage.buffers import Slice
 from imageio_daemon.storage.durable import DurableRecord
+from imageio_daemon.storage.operation import Operation, ZeroMethod
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """An image in memory."""
 
     def __init__(self, content: bytes = b"", *, can_grow: bool = True) -> None:
@@ -35,18 +36,8 @@ class MemoryBackend:
             unflushed=self.unflushed,
         )
 
-    @property
-    def generation(self) -> int:
-        return 0
-
     async def refresh(self, op: Operation) -> None:
         pass
-
-    async def available(self, op: Operation) -> int | None:
-        return None
-
-    async def reads_zero(self, op: Operation) -> bool:
-        return False
 
     async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
         self._check(op)

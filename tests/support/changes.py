@@ -4,9 +4,9 @@
 from collections.abc import Awaitable
 from typing import Any
 
-from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import Slice
-from imageio_daemon.storage.engine_image import EngineImage
+from imageio_daemon.storage.operation import Operation
 from ioutil_ext import lib
 from tests.support.backends import MemoryBackend
 
@@ -46,7 +46,6 @@ def trim(backend: Backend, op: Operation, offset: int, length: int) -> Awaitable
 
 
 def _submit(backend: Backend, kind: int, op: Operation, **what: Any) -> Awaitable[object]:
-    assert isinstance(backend, EngineImage)
     with backend.lane_handle() as handle:
         return backend._engine.submit(
             kind, handle, control=op.control, name=backend.name, explain=backend.explain, **what

@@ -20,8 +20,8 @@ from imageio_daemon.errors import (
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.runtime import request_activity
-from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
-from imageio_daemon.storage.operation import Kind
+from imageio_daemon.storage.backend import Backend
+from imageio_daemon.storage.operation import Kind, Operation, ZeroMethod
 from imageio_daemon.storage.totals import Totals
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
@@ -617,7 +617,7 @@ async def test_idle_time_is_since_the_last_request(transfer: Transfer, clock: Cl
 
 async def test_storage_that_owes_an_answer_is_seen(transfer: Transfer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
-    monkeypatch.setattr("imageio_daemon.storage.backend.time.monotonic", lambda: now)
+    monkeypatch.setattr("imageio_daemon.storage.operation.time.monotonic", lambda: now)
     with transfer.track(Access.WRITE) as op:
         op.retain()
         now += 90
@@ -628,7 +628,7 @@ async def test_storage_that_owes_an_answer_is_seen(transfer: Transfer, monkeypat
 
 async def test_slowest_operation_in_storage_is_told(transfer: Transfer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
-    monkeypatch.setattr("imageio_daemon.storage.backend.time.monotonic", lambda: now)
+    monkeypatch.setattr("imageio_daemon.storage.operation.time.monotonic", lambda: now)
     with transfer.track(Access.WRITE, 10, 20, kind=Kind.ZERO) as slow, transfer.track(Access.READ, 0, 5) as quick:
         assert "slowest_operation" not in transfer.status()
         slow.retain()

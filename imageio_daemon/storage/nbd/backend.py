@@ -13,9 +13,8 @@ from ...errors import Error, ServerRefuses, StorageError, Unusable
 from ...nbdproto.client_negotiation import Agreed
 from ...nbdproto.constants import ExportFlag
 from ...urls.nbd import NbdAddress
-from ..backend import BackendInfo, Operation
+from ..backend import Backend, BackendInfo
 from ..engine import Engine
-from ..engine_image import EngineImage
 from .client import DRAIN_TIMEOUT, NbdClient
 from .client_handshake import ConnectOptions
 from .nbd_session import open_session
@@ -24,7 +23,7 @@ from .warm_up import WARM_UP, WarmUp
 log = logging.getLogger(__name__)
 
 
-class NbdBackend(EngineImage):
+class NbdBackend(Backend):
     """Serve one export. Backend has the contract.
 
     C has the connections. When the server is gone, running operations fail, and the next operation makes Python connect
@@ -100,21 +99,6 @@ class NbdBackend(EngineImage):
             unflushed=self._unflushed(),
             lasting=repr(self._client.address),
         )
-
-    @property
-    def generation(self) -> int:
-        """Return 0, because the server may have other clients."""
-        return 0
-
-    async def available(self, op: Operation) -> int | None:
-        """Return None: NBD servers do not tell this."""
-        op.require_running()
-        return None
-
-    async def reads_zero(self, op: Operation) -> bool:
-        """Return False: it is not known."""
-        op.require_running()
-        return False
 
     def interrupt(self) -> None:
         """End cancelled operations of which nothing was sent. Others wait for their replies."""

@@ -94,7 +94,7 @@ class NbdClient:
         lib.iou_nbd_client_refuse(self.handle, why.encode(), 1)
 
     def explain(self, end: Any) -> Error | None:
-        """Return the error of an operation; see EngineImage.explain(). Thread-safe."""
+        """Return the error of an operation; see Backend.explain(). Thread-safe."""
         if end.error == errno.ENODATA and end.syscall == lib.IOU_SYS_NONE:
             return OutOfRange("Requested range is outside of the image's bytes", int(end.size))
         if end.syscall != lib.IOU_SYS_SERVER:

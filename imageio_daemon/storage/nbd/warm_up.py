@@ -9,8 +9,8 @@ from ioutil_ext import lib
 
 from ...errors import Error
 from ...units import MiB
-from ..backend import Operation
-from ..engine_image import EngineImage
+from ..backend import Backend
+from ..operation import Operation
 
 #: Bytes of the request: twice as many as any other request has.
 WARM_UP = 8 * MiB
@@ -30,7 +30,7 @@ class WarmUp:
     because the server only tells where zeros are, and does not send them.
     """
 
-    def __init__(self, image: EngineImage) -> None:
+    def __init__(self, image: Backend) -> None:
         self._image = image
         self._op = Operation()
         self._task = asyncio.create_task(self._ask())

@@ -11,11 +11,12 @@ from ...errors import BitmapInUse, ImageInUse, NotFound, StorageError
 from ...image import chain
 from ...image.chain import QemuImage
 from ...units import GiB, MiB
-from ..backend import BackendInfo, Operation
+from ..backend import BackendInfo
 from ..engine import Engine
 from ..file import FileBackend
 from ..nbd.backend import NbdBackend
 from ..nbd.client_handshake import ConnectOptions
+from ..operation import Operation
 from ..threads import in_thread
 from . import leftovers, reasons
 from .process import QemuNbd, QemuServer

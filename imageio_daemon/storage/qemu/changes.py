@@ -22,7 +22,7 @@ from ...errors import NotFound, StorageError, Unavailable, Unusable
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...runtime import descriptors
 from ...units import MAX_OFFSET, KiB
-from ..backend import Operation
+from ..operation import Operation
 from ..threads import in_thread
 from .process import NO_PROGRAM, environment
 

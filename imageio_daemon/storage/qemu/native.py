@@ -14,10 +14,11 @@ from ...errors import ImageInUse, StorageError, Unusable
 from ...image.chain import NOT_SERVED, Chain
 from ...image.chain_memory import ChainMemory
 from ...nbdproto.constants import DIRTY_BITMAP
-from ..backend import BackendInfo, Operation
+from ..backend import BackendInfo
 from ..completions import check
 from ..engine import Engine
 from ..file import FileBackend, opened, tell_writers
+from ..operation import Operation
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from ...errors import NotFound, StorageError
 from ...image.chain import Chain
 from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
-from ..backend import Context, Operation
+from ..backend import Context
 from ..engine import Engine
 from ..nbd.client_handshake import ConnectOptions
+from ..operation import Operation
 from . import changes
 from .backend import QemuBackend
 from .process import QemuServer

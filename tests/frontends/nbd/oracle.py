@@ -14,8 +14,9 @@ from imageio_daemon.nbdproto.agreement import Close, FindExport, Transmit
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Reply, Status
 from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.operations import operations
-from imageio_daemon.storage.backend import Backend, Context, Operation
+from imageio_daemon.storage.backend import Backend, Context
 from imageio_daemon.storage.buffers import MAX_BUFFER, MIN_BUFFER, BufferPool
+from imageio_daemon.storage.operation import Operation
 from imageio_daemon.transfers.ticket import Access
 from imageio_daemon.transfers.transfer import Transfer
 from tests.frontends.nbd.world import MiB, World

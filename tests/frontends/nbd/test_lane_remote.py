@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, ErrorNumber
-from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.operation import Operation
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import SIZE, KiB, MiB, World
 from tests.support.changes import pwrite

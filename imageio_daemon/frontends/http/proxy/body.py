@@ -7,7 +7,7 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
 from ....errors import Error, OutOfRange, Truncated, WaySilent
-from ....storage.backend import Operation
+from ....storage.operation import Operation
 from ....transfers.transfer import Transfer
 from ..request import RequestBody
 

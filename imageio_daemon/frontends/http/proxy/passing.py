@@ -9,9 +9,8 @@ from aiohttp import web
 
 from ....errors import Unusable, WayGone
 from ....operations import operations
-from ....storage.backend import Operation
 from ....storage.bucket import SMALL
-from ....storage.operation import Kind
+from ....storage.operation import Kind, Operation
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
 from ..request import connection_of, exchange_of

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from ....storage.backend import Operation
+from ....storage.operation import Operation
 from ....transfers.transfer import Transfer
 from ..responses import AnswerStream, range_headers, whole_headers
 from .passed_answers import range_of, require_known, tag_of

@@ -18,7 +18,7 @@ from aiohttp import AddrInfoType
 from yarl import URL
 
 from ....errors import Error, Unusable, WayGone, WaySilent
-from ....storage.backend import Operation
+from ....storage.operation import Operation
 from ....units import KiB
 from ....urls.hosts import certified, told
 from ....urls.http import HttpAddress

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from ....errors import DENIED, Forbidden, InvalidRequest, NotFound, UnsupportedEncoding, Unusable
 from ....image.extents_json import ExtentReader
-from ....storage.backend import Context, ZeroMethod
+from ....storage.backend import Context
 from ....storage.bucket import SMALL
-from ....storage.operation import Kind
+from ....storage.operation import Kind, ZeroMethod
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED, Transfer
