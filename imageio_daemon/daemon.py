@@ -16,18 +16,16 @@ from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers, upgraded_servers
 from .lanes.shared import Lanes
 from .lifecycle import memory_shares
-from .lifecycle.exposition import Exposition
 from .lifecycle.health import Health, Liveness
-from .lifecycle.metrics import Metrics, Watched
+from .lifecycle.metrics import Exposition, Metrics, Watched
 from .lifecycle.reloading import Reloading, changeable
 from .lifecycle.supervision import Supervision
 from .lifecycle.user import become, state_path
 from .lifecycle.watching import watch_degraded, watch_expired, watch_host, watch_transfers
 from .net import tls_contexts
-from .net.accepting import Acceptor
 from .net.connection_limits import ConnectionLimits
 from .net.service_sockets import ServiceSockets
-from .net.serving import Server, Serving
+from .net.serving import Acceptor, Server, Serving
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
 from .operations.opener import Opener
@@ -35,8 +33,8 @@ from .runtime import descriptors, logs
 from .runtime.audit_log import AuditLog
 from .runtime.degraded import Degraded, Feature
 from .runtime.logs import LogLevel
-from .runtime.served import Served
-from .runtime.state_watch import StateWatch
+from .runtime.state import StateWatch
+from .runtime.sums import Served
 from .runtime.unawaited import tell_failure
 from .storage.buffers import BufferPool
 from .storage.engine import Engine, async_io_error

@@ -998,7 +998,7 @@ PATTERNS = {
     "client/server/failures.py:error_code": "an error code, as the client reads it",
     "client/server/failures.py:retry_after": "a time to try again, as the client reads it",
     "control/certificate.py:_LABEL": _USER,
-    "control/share.py": _USER,
+    "control/tickets.py": _USER,
     "client/server/proxy.py:_STATUS": "the answer of a proxy",
     "client/server/proxy.py:is_exempt": _USER,
     "client/server/trust.py:_PIN": _USER,

@@ -9,7 +9,7 @@ from .. import __version__
 from ..commands import completion
 from ..commands.amounts import parse_seconds, parse_size
 from ..image.formats import FORMATS
-from . import certificate, check, events, settings, share, tickets, top, transfers
+from . import certificate, check, events, settings, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A function that carries out a command as its options say, and prints the result. It raises ControlError.
@@ -110,7 +110,7 @@ def _add_ticket(commands: _Commands) -> None:
 
 
 def _add_share(commands: _Commands) -> None:
-    command = _command(commands, "share", share.link, "Print a link by which a browser transfers an image.")
+    command = _command(commands, "share", tickets.link, "Print a link by which a browser transfers an image.")
     allowed = command.add_mutually_exclusive_group(required=True)
     allowed.add_argument("--read", dest="ops", action="store_const", const="read", help="for a download")
     allowed.add_argument("--write", dest="ops", action="store_const", const="write", help="for an upload")

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import output
-from .errors import ControlError, Usage
-from .service import ControlService
+from .service import ControlError, ControlService, Usage
 
 #: The files of the service, as [tls] cert_file and key_file have them by default.
 CERT_FILE, KEY_FILE = "cert.pem", "key.pem"

@@ -8,8 +8,7 @@ import sys
 from typing import Any
 
 from . import output
-from .errors import ControlError, Unreachable
-from .service import ControlService
+from .service import ControlError, ControlService, Unreachable
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:

@@ -9,9 +9,8 @@ from functools import partial
 from ..commands import standard_streams
 from ..commands.standard_streams import Streams
 from .arguments import parser
-from .errors import ControlError
 from .output import json_line
-from .service import ControlService
+from .service import ControlError, ControlService
 
 #: Exit status after a signal: this plus its number, as in shells.
 SIGNALLED = 128

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the control socket of the daemon on this host (docs/images-api.md)."""
+"""Requests to the control socket of the daemon on this host (docs/images-api.md), and the errors of imageioctl.
+
+There is a class for each exit status. The message of an error is one line.
+"""
 
 import http.client
 import json
@@ -8,9 +11,34 @@ import socket
 import urllib.parse
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from .errors import ControlError, NoSuchTicket, Unreachable
+from ..errors import Error
+
+
+class ControlError(Error):
+    """The base class, also of errors without a class of their own. `status` is the exit status of the command."""
+
+    status: ClassVar[int] = 1
+
+
+class Usage(ControlError):
+    """The arguments are invalid, or contradict each other."""
+
+    status = 2
+
+
+class NoSuchTicket(ControlError):
+    """There is no ticket with this name or id, or there are several."""
+
+    status = 3
+
+
+class Unreachable(ControlError):
+    """Nothing answers at the control socket, or something that is not the daemon."""
+
+    status = 4
+
 
 DEFAULT_SOCKET = "/run/imageio-daemon/sock"
 #: Seconds to wait for an answer. The removal of a ticket waits for at most the largest [control] remove_timeout.

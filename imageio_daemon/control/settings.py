@@ -6,8 +6,7 @@ from typing import Any
 
 from ..commands.amounts import duration, human
 from . import output
-from .errors import Usage
-from .service import ControlService
+from .service import ControlService, Usage
 
 #: The limits on transfers, as the control service names them.
 NAMES = ("rate", "tenant_rate", "transfers")

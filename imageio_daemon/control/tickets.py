@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `imageioctl ticket …`. Ids are secrets: commands print and take them only where the options say so."""
+"""The commands `imageioctl ticket …` and `imageioctl share`, which prints a ticket as a link for a browser.
+
+Ids are secrets: commands print and take them only where the options say so.
+"""
 
 import argparse
+import ipaddress
 import os
+import re
+import socket
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..image import qcow2
 from . import output
-from .errors import ControlError, NoSuchTicket, Usage
-from .service import ControlService
-from .states import columns, shown
+from .output import columns, shown
+from .service import ControlError, ControlService, NoSuchTicket, Usage
 
 #: An argument in place of a name or an id: read ids from standard input, one in each line.
 STANDARD_INPUT = "-"
@@ -158,3 +164,38 @@ def _size(image: str, format_name: str, *, is_path: bool) -> int:
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) else e
         raise Usage(f"--size is needed: can't tell that of {output.printable(image)}: {reason}") from None
+
+
+#: File names that a header field can have without quotes (RFC 6266, 4.1; RFC 9110, 5.6.2).
+_OFFERED = re.compile(r"[\w.!#$&+^`|~-]+", re.ASCII)
+#: The host of a link: a name or an address.
+_HOST = re.compile(r"[\w.:-]+", re.ASCII)
+
+
+def link(options: argparse.Namespace, service: ControlService) -> None:
+    """Install a ticket, and print the link, which is as secret as the ticket's id. Raises Usage, ControlError."""
+    remote = service.get("/status").get("remote", {})
+    if not remote.get("ui"):
+        raise ControlError("the daemon does not serve the page: enable = true in [ui] of its configuration")
+    host = _host(options.host if options.host is not None else socket.getfqdn())
+    if options.filename is None and "://" not in options.image and _OFFERED.fullmatch(name := Path(options.image).name):
+        options.filename = name
+    ticket_id = install(options, service)
+    # Browsers do not send the fragment to servers, so the id comes into no log and no header (RFC 9110, 4.2.5).
+    url = f"{'https' if remote['tls'] else 'http'}://{host}:{remote['port']}/ui/#{quote(ticket_id, safe='')}"
+    if options.json:
+        transfer = service.ticket(ticket_id)["transfer"]
+        output.json_line({"url": url, "uuid": ticket_id, "transfer": transfer})
+    else:
+        print(url)
+
+
+def _host(name: str) -> str:
+    """Return a host as URLs write it: IPv6 addresses in brackets (RFC 3986, 3.2.2). Raises Usage."""
+    try:
+        if "%" not in name:  # a zone, which links cannot have
+            return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
+    except ValueError:
+        if _HOST.fullmatch(name) and ":" not in name:
+            return name
+    raise Usage(f"{output.printable(name[:253])} is neither a host name nor an address")

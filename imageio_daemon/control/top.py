@@ -15,9 +15,8 @@ from typing import Any
 
 from ..commands.amounts import human
 from . import output, transfers
-from .errors import Usage
-from .service import ControlService
-from .states import State
+from .output import State
+from .service import ControlService, Usage
 
 #: Seconds between two requests.
 INTERVAL = 1.0

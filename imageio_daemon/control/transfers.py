@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..commands.amounts import human
 from . import output
+from .output import State, done, rate, shown
 from .service import ControlService
-from .states import State, done, rate, shown
 
 #: Seconds between two requests with --watch.
 INTERVAL = 1.0

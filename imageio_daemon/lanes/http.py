@@ -13,8 +13,7 @@ from ..errors import Error, InvalidRequest, OutOfRange, StorageError, TooManyDec
 from ..image import zstd
 from ..storage.completions import describe, kind_name, no_fault, syscall_name
 from ..storage.packed import PackedDisk
-from .lane import Lane
-from .terms import Terms, bits
+from .lane import Lane, Terms, bits
 
 #: Characters of a template that C replaces with a value.
 FIRST, LAST, LENGTH, DATE, ORIGIN = map(

@@ -9,8 +9,7 @@ from ioutil_ext import ffi, lib
 
 from ..nbdproto.constants import Command
 from ..storage.operation import Kind
-from .lane import Lane
-from .terms import Terms, bits
+from .lane import Lane, Terms, bits
 
 #: The error message of replies after the transfer has ended.
 ENDED: str = ffi.string(lib.iou_nbd_text(lib.IOU_NBD_ENDED)).decode()

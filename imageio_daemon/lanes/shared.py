@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ..errors import TooManyConnections
-from ..runtime.served import Served
+from ..runtime.sums import Served
 from ..storage.engine import Engine
 from .places import Places
 from .records import Records

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ..net.accepting import Acceptor
+from ..net.serving import Acceptor
 from ..runtime.degraded import Degraded
 from ..storage.threads import start_thread
 from ..transfers.store import TransferStore

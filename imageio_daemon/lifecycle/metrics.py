@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of the daemon, read from its objects at a scrape.
+"""The metrics of the daemon, read from its objects at a scrape, and their text for Prometheus.
 
 Labels have few values, all known beforehand: no ticket ids, which are secrets, no paths and no addresses. Counters of
 known labels begin with 0, so that their first increase is seen (prometheus.io/docs/practices/instrumentation).
 """
 
+import asyncio
 import platform
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..image import zstd
@@ -23,13 +27,12 @@ from ..net.connection_limit import ConnectionLimit
 from ..net.tls_contexts import ServerTls
 from ..runtime import logs
 from ..runtime.degraded import Degraded
-from ..runtime.served import By, Count, Served
+from ..runtime.sums import By, Count, Served
 from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.engine import Engine
-from ..storage.operation import HANGING, Kind, ZeroMethod
+from ..storage.operation import HANGING, Kind, Totals, ZeroMethod
 from ..storage.qemu.native import verdicts
-from ..storage.totals import Totals
 from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE
 from .ticket_counts import RECORDS, TICKETS, TicketCounts
@@ -237,3 +240,43 @@ def _resources(watched: Watched) -> Iterator[Metric]:
     if watched.tls is not None:
         expires = watched.tls.context.expires
         yield _single("certificate_expiry_timestamp_seconds", "When the certificate in use expires.", expires)
+
+
+#: The format that each version of Prometheus reads (prometheus.io/docs/instrumenting/exposition_formats).
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: The same text is used again for MIN_AGE seconds, or for AGE_FACTOR times the time that making it took, if longer.
+MIN_AGE = 0.5
+AGE_FACTOR = 20
+
+
+class _Collected(Collector):
+    """Families of metrics as prometheus_client wants them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class Exposition:
+    """Make the text, for one request at a time. `collect` returns the families of metrics.
+
+    Clients that ask often get the same text, so that they take at most 1/AGE_FACTOR of a processor.
+    """
+
+    def __init__(self, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
+        self._collect = collect
+        self._turn = asyncio.Lock()
+        self._text = b""
+        self._fresh_until = 0.0
+
+    async def text(self, *, fresh: bool) -> bytes:
+        """Return the text. Pass fresh=True, for trusted clients only, to always make a new one."""
+        async with self._turn:
+            began = time.monotonic()
+            if fresh or began >= self._fresh_until:
+                self._text = generate_latest(_Collected(await self._collect()))
+                ended = time.monotonic()
+                self._fresh_until = ended + max(MIN_AGE, AGE_FACTOR * (ended - began))
+            return self._text

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..commands.amounts import human
 from ..runtime import systemd
 from ..runtime.degraded import Degraded
-from ..runtime.served import Served
+from ..runtime.sums import Served
 from ..transfers.store import TransferStore
 from .health import Liveness
 

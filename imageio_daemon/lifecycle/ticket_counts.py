@@ -5,7 +5,7 @@ import asyncio
 from collections import Counter
 
 from ..runtime.sums import Sums
-from ..storage.totals import Totals
+from ..storage.operation import Totals
 from ..transfers.ticket import STORAGE
 from ..transfers.transfer import Transfer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory, with all that outlives the process. One daemon at a time uses it.
+"""The state directory, with all that outlives the process, and whether it can be used. One daemon at a time uses it.
 
     STATE/version     the version of the layout, a decimal number and a newline
     STATE/NAME/       the files of one part of the daemon, mode 0700
@@ -13,6 +13,8 @@ import errno
 import fcntl
 import os
 import stat
+import threading
+import time
 
 from ..errors import ConfigError
 
@@ -22,6 +24,12 @@ VERSION = 1
 MAX_VERSION = 32
 #: Prefix of the names of files while they are written. If a crash leaves such a file, it is never read.
 UNFINISHED = ".new-"
+#: Seconds between two probes. One writes and flushes 4 KiB: 0.3 ms in the median of 50 on ext4 of a busy virtual disk,
+#: 88 ms at most.
+PROBE_INTERVAL = 10.0
+#: Seconds after which StateWatch.why() reports a probe that has not ended. Tickets wait as long: KEEP_TIMEOUT in
+#: transfers/kept_tickets.py.
+SILENT = 10.0
 
 _VERSION_FILE, _VERSION_TEXT = "version", f"{VERSION}\n".encode()
 #: A probe writes 4 KiB, because a file system may store smaller files without a block (inline data of ext4 and others).
@@ -229,3 +237,50 @@ def _require_private(fd: int) -> None:
         raise PermissionError(f"expected a directory of user {os.geteuid()}: its owner is {status.st_uid}")
     if status.st_mode & 0o077:
         raise PermissionError(f"expected mode 0700: it is {stat.S_IMODE(status.st_mode):04o}")
+
+
+class StateWatch:
+    """Probe a state directory periodically, in a separate thread. The constructor makes the first probe, and blocks.
+
+    Without a directory, pass None, and in `why` the reason why the configured one cannot be used, or "".
+    """
+
+    def __init__(self, state: StateDirectory | None, why: str) -> None:
+        self._state = state
+        self._reason = why
+        self._began: float | None = None
+        self._ends = threading.Event()
+        # A daemon thread: a disk that hangs must not keep the process from its end.
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+        if state is not None:
+            self._probe(state)
+            self._thread.start()
+
+    def why(self) -> str:
+        """Return why files that are written now would not outlive the process, or "" if they would."""
+        began = self._began
+        if began is not None and time.monotonic() - began > SILENT:
+            return "it does not answer"
+        return self._reason
+
+    def close(self, timeout: float) -> bool:
+        """End the thread. Return False if it does not end within `timeout` seconds, and still uses the directory."""
+        if self._state is None:
+            return True
+        self._ends.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._state is not None and not self._ends.wait(PROBE_INTERVAL):
+            self._probe(self._state)
+
+    def _probe(self, state: StateDirectory) -> None:
+        self._began = time.monotonic()
+        try:
+            state.probe()
+        except OSError as e:
+            self._reason = e.strerror or str(e)
+        else:
+            self._reason = ""
+        self._began = None

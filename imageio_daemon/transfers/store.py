@@ -9,7 +9,7 @@ from ..runtime import logs
 from ..runtime.audit_log import DAEMON, AuditLog, Caller
 from ..runtime.state import StateDirectory
 from ..runtime.sums import Sums
-from ..storage.totals import Totals
+from ..storage.operation import Totals
 from .active import AtWork, Drain
 from .durable_records import DurableRecords
 from .end import CanceledTransfers

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
-from ..storage.operation import Kind, Operation, WaitingOperation, ZeroMethod
-from ..storage.totals import Totals, totals_of
+from ..storage.operation import Kind, Operation, Totals, WaitingOperation, ZeroMethod, totals_of
 from ..units import MiB
 
 #: A function that returns the time in seconds, as time.monotonic() does.

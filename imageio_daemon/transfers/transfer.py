@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any
 
 from ..errors import DENIED, Forbidden
-from ..lanes.lane import Lane
-from ..lanes.terms import Terms
+from ..lanes.lane import Lane, Terms
 from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import does
 from ..storage.backend import Backend
 from ..storage.durable import DurableRecord
-from ..storage.operation import Kind, Operation
-from ..storage.totals import Totals
+from ..storage.operation import Kind, Operation, Totals
 from .connections import Connections
 from .durable_records import DurableRecords
 from .end import CanceledTransfers, TransferEnd

@@ -31,12 +31,11 @@ from imageio_daemon.storage.backend import Context
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.nbd import backend as nbd_warm_up
 from imageio_daemon.storage.nbd import client as nbd_client
 from imageio_daemon.storage.nbd import client_handshake, nbd_session
-from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
-from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.nbd.backend import WARM_UP, NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ClientHandshake, ConnectOptions
-from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.storage.operation import Operation, ZeroMethod
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse

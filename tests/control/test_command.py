@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.control import errors
+from imageio_daemon.control import service
 from imageio_daemon.control.arguments import parser
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl, run
 from tests.support.commands import commands, man_page
@@ -123,7 +123,9 @@ def test_man_page_has_all_commands() -> None:
 
 
 def test_pages_have_all_statuses() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ControlError)]
+    kinds = [
+        kind for kind in vars(service).values() if isinstance(kind, type) and issubclass(kind, service.ControlError)
+    ]
     wanted = {0, 130} | {kind.status for kind in kinds}
     told = MAN_PAGE.read_text().partition(".SH EXIT STATUS")[2].partition("\n.SH")[0]
     assert {int(status) for status in re.findall(r"^\.B (\d+)$", told, re.MULTILINE)} == wanted

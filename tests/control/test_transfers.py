@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from imageio_daemon.control.states import done
+from imageio_daemon.control.output import done
 from imageio_daemon.control.transfers import row
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl
 from tests.support.daemon import Daemon

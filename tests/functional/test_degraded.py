@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from imageio_daemon.lifecycle import supervision, watching
-from imageio_daemon.runtime import state_watch
 from imageio_daemon.runtime.degraded import Feature
+from imageio_daemon.runtime.state import PROBE_INTERVAL
 from tests.control.conftest import run
 from tests.support.daemon import PROMPT_PROGRAM, STATE, Certificates, Daemon, MakeDaemon, Section
 from tests.support.images import KiB, MiB
@@ -181,7 +181,7 @@ def test_each_place_tells_what_is_not_in_force(
 
 def test_changes_are_found_as_soon_as_the_guides_say() -> None:
     """The daemons here look more often."""
-    assert max(supervision.STATUS_INTERVAL, state_watch.INTERVAL) <= 10
+    assert max(supervision.STATUS_INTERVAL, PROBE_INTERVAL) <= 10
     assert watching.DEGRADED_INTERVAL <= 2
 
 

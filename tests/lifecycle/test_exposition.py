@@ -6,8 +6,8 @@ import asyncio
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from imageio_daemon.lifecycle import exposition
-from imageio_daemon.lifecycle.exposition import AGE_FACTOR, MIN_AGE, Exposition
+from imageio_daemon.lifecycle import metrics
+from imageio_daemon.lifecycle.metrics import AGE_FACTOR, MIN_AGE, Exposition
 
 
 class Scrapes:
@@ -30,7 +30,7 @@ class Scrapes:
 @pytest.fixture
 def scrapes(monkeypatch: pytest.MonkeyPatch) -> Scrapes:
     found = Scrapes()
-    monkeypatch.setattr(exposition, "time", found)
+    monkeypatch.setattr(metrics, "time", found)
     return found
 
 

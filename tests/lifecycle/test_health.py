@@ -12,7 +12,7 @@ import pytest
 from imageio_daemon.errors import StorageError
 from imageio_daemon.lifecycle import health
 from imageio_daemon.lifecycle.health import Health, Liveness
-from imageio_daemon.net.accepting import Acceptor
+from imageio_daemon.net.serving import Acceptor
 from imageio_daemon.runtime.degraded import Degraded, Feature
 from imageio_daemon.transfers.store import TransferStore
 

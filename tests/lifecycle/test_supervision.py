@@ -14,7 +14,7 @@ from imageio_daemon.lifecycle import supervision
 from imageio_daemon.lifecycle.health import Liveness
 from imageio_daemon.lifecycle.supervision import Supervision
 from imageio_daemon.runtime.degraded import Degraded
-from imageio_daemon.runtime.served import By, Count, Served
+from imageio_daemon.runtime.sums import By, Count, Served
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.units import MiB
 from tests.support.manager import Manager

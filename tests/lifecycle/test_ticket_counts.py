@@ -7,7 +7,7 @@ from typing import Any
 
 from imageio_daemon.lifecycle.ticket_counts import BATCH, TicketCounts
 from imageio_daemon.runtime.sums import Sums
-from imageio_daemon.storage.totals import Totals
+from imageio_daemon.storage.operation import Totals
 
 
 class Transfer:

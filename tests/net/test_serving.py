@@ -18,10 +18,10 @@ from typing import cast
 import pytest
 import uvloop
 
-from imageio_daemon.net import accepting, connection_limit, tls_handshake
-from imageio_daemon.net.accepting import Acceptor
+from imageio_daemon.net import connection_limit, tls_handshake
+from imageio_daemon.net import serving as module
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
-from imageio_daemon.net.serving import Serving
+from imageio_daemon.net.serving import Acceptor, Serving
 from imageio_daemon.net.tls_contexts import ServerTls, client_context
 from imageio_daemon.net.tls_socket import TlsContext
 from tests.support.daemon import Certificates
@@ -291,7 +291,7 @@ class Refusing:
 async def test_accepting_goes_on_after_descriptors_or_memory_were_used_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    monkeypatch.setattr(accepting, "ACCEPT_PAUSE", 0.01)
+    monkeypatch.setattr(module, "ACCEPT_PAUSE", 0.01)
     server = EchoServer()
     listening = Refusing(number, number)
     acceptor = Acceptor(cast(socket.socket, listening), Serving(), server, None)
@@ -316,7 +316,7 @@ async def test_without_descriptors_a_stranger_is_closed_and_accepting_goes_on_at
     acceptor = Acceptor(cast(socket.socket, listening), Serving(), server, None, relieve)
     listening.wake.send(b"x")
     listening.wake.shutdown(socket.SHUT_WR)
-    async with asyncio.timeout(accepting.ACCEPT_PAUSE):
+    async with asyncio.timeout(module.ACCEPT_PAUSE):
         while not server.open:
             await asyncio.sleep(0.001)
     assert closed == ["one"] * 2

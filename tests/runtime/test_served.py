@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was served is added up, while connections live and after their end."""
 
-from imageio_daemon.runtime.served import By, Count, Served
+from imageio_daemon.runtime.sums import By, Count, Served
 
 NONE = Count()._asdict()
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.runtime import state_watch as module
-from imageio_daemon.runtime.state import StateDirectory, make_directory, open_state
-from imageio_daemon.runtime.state_watch import StateWatch
+from imageio_daemon.runtime import state as module
+from imageio_daemon.runtime.state import StateDirectory, StateWatch, make_directory, open_state
 from tests.support.polling import eventually
 
 
@@ -42,7 +41,7 @@ def test_no_directory_has_the_reason_of_the_start() -> None:
 
 
 def test_what_changes_is_seen(state: StateDirectory, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    monkeypatch.setattr(module, "PROBE_INTERVAL", 0.01)
     watch = StateWatch(state, "")
     path.chmod(0o711)
     eventually(lambda: watch.why() == "expected mode 0700: it is 0711", "the mode is seen")
@@ -65,7 +64,7 @@ def test_disk_that_takes_less_than_a_block_is_full(state: StateDirectory, monkey
 def test_disk_that_does_not_answer_is_told_and_keeps_nobody(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    monkeypatch.setattr(module, "PROBE_INTERVAL", 0.01)
     monkeypatch.setattr(module, "SILENT", 0.05)
     watch, goes_on = StateWatch(state, ""), threading.Event()
     monkeypatch.setattr(state, "probe", goes_on.wait)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over sources never decrease, whatever comes and goes."""
 
-from imageio_daemon.runtime.served import Count
-from imageio_daemon.runtime.sums import Sums
+from imageio_daemon.runtime.sums import Count, Sums
 
 
 class Source:

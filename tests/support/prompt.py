@@ -5,7 +5,7 @@ import sys
 
 from imageio_daemon import cli
 from imageio_daemon.lifecycle import supervision, watching
-from imageio_daemon.runtime import state_watch
+from imageio_daemon.runtime import state
 
 #: Seconds between two looks.
 INTERVAL = 0.1
@@ -13,5 +13,5 @@ INTERVAL = 0.1
 if __name__ == "__main__":
     supervision.STATUS_INTERVAL = INTERVAL
     watching.DEGRADED_INTERVAL = watching.EXPIRY_INTERVAL = INTERVAL
-    state_watch.INTERVAL = INTERVAL
+    state.PROBE_INTERVAL = INTERVAL
     sys.exit(cli.main())

@@ -21,8 +21,7 @@ from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.runtime import request_activity
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.storage.operation import Kind, Operation, ZeroMethod
-from imageio_daemon.storage.totals import Totals
+from imageio_daemon.storage.operation import Kind, Operation, Totals, ZeroMethod
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket

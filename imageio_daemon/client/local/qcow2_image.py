@@ -11,8 +11,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ...errors import StorageError, Unusable
-from ...image.chain import NOT_SERVED, QemuImage, inspect
-from ...image.chain_memory import ChainMemory
+from ...image.chain import NOT_SERVED, ChainMemory, QemuImage, inspect
 from ...image.extents import Extent
 from ...units import KiB
 from ..errors import LocalError, Stopped

@@ -13,15 +13,15 @@ from ... import __version__
 from ...config.config import Config
 from ...errors import Error
 from ...lanes.shared import Lanes
-from ...lifecycle.exposition import Exposition
 from ...lifecycle.health import Health
+from ...lifecycle.metrics import Exposition
 from ...net.admission import Admission
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
 from ...runtime.audit_log import AuditLog
 from ...runtime.logs import LogLevel
-from ...runtime.served import Served
+from ...runtime.sums import Served
 from ...storage.buffers import BufferPool
 from ...transfers.store import TransferStore
 from ...units import KiB
@@ -29,7 +29,7 @@ from .answering import Answering
 from .connection.connection import ServerConnection
 from .connection.framing import MAX_HEAD, RequestHead
 from .connection.lane_service import LaneService
-from .connection.shared import HttpShared
+from .connection.sequence import HttpShared
 from .headers import parse_target
 from .proxy.way import all_closed
 from .request import READ_BUFFER

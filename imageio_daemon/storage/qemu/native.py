@@ -11,8 +11,7 @@ from typing import Any, Self
 from ioutil_ext import ffi, lib
 
 from ...errors import ImageInUse, StorageError, Unusable
-from ...image.chain import NOT_SERVED, Chain
-from ...image.chain_memory import ChainMemory
+from ...image.chain import NOT_SERVED, Chain, ChainMemory
 from ...nbdproto.constants import DIRTY_BITMAP
 from ..backend import BackendInfo
 from ..completions import check

@@ -15,15 +15,14 @@ from ....net.connection_limit import LOCAL, Place, Stage
 from ....net.transports import pause_when_anything_waits
 from ....net.watchdog import Watchdog
 from ....runtime import logs
-from ....runtime.served import By
+from ....runtime.sums import By
 from .. import errors
 from ..responses import encode
 from .exchange import Exchange
 from .handover import LaneHandover
 from .incoming import Incoming
 from .life import ConnectionLife, State
-from .sequence import RequestSequence
-from .shared import HttpShared
+from .sequence import HttpShared, RequestSequence
 from .transport import ClientTransport
 
 log = logging.getLogger(__name__)

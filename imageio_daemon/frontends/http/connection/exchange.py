@@ -12,7 +12,7 @@ from ....net.watchdog import Watchdog
 from ....runtime import request_activity
 from ....runtime.audit_log import Caller
 from ....runtime.request_activity import Doing, RequestActivity, Worker
-from ....runtime.served import Count
+from ....runtime.sums import Count
 from ....transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport

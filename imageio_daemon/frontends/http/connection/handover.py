@@ -18,7 +18,7 @@ from ....lanes.http import Asks, HttpEnd, HttpLane, Instruction
 from ....operations import operations
 from ....runtime import logs
 from ....runtime.request_activity import RequestActivity
-from ....runtime.served import Count
+from ....runtime.sums import Count
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
 from .. import errors

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a connection's requests. One at a time goes to aiohttp or to a lane, and the next ones wait."""
+"""The order of a connection's requests. One at a time goes to aiohttp or to a lane, and the next ones wait.
+
+HttpShared has what the connections of one server share.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
 from ....errors import STOPPING, Error, Forbidden, Unavailable
 from ....lanes.http import Asks, Instruction
+from ....net.admission import Admission
 from ....net.watchdog import Watchdog
+from ....runtime.sums import Served
 from ....transfers.transfer import Transfer
 from .. import errors
 from ..responses import cors_headers, encode
@@ -18,9 +24,31 @@ from .exchange import Exchange
 from .framing import ChunkedBody, FixedBody, RequestHead
 from .handover import LaneHandover, Returned
 from .incoming import Incoming
+from .lane_service import LaneService
 from .life import ConnectionLife, State
-from .shared import HttpShared
 from .transport import ClientTransport
+
+
+@dataclass(frozen=True)
+class HttpShared:
+    """The objects that the connections of one server share.
+
+    `inactivity_timeout` is for a connection that has used no ticket, in seconds. If the server `trusts` its clients
+    (control socket), they keep their places without a ticket. `make_handler` makes a handler of aiohttp. `direct`
+    returns the answer or the error for a request that aiohttp cannot answer. `lanes` starts lanes, if the server has
+    any. `served` counts requests and bytes by service, under `names`: first that for clients of the network, then that
+    for clients of the unix socket. All sockets are read into `scratch`, whose content is used before the next read.
+    """
+
+    inactivity_timeout: float
+    admission: Admission
+    trusts: bool
+    make_handler: Callable[[], asyncio.Protocol]
+    direct: Callable[[RequestHead], web.Response | Exception | None]
+    lanes: LaneService | None
+    served: Served
+    names: tuple[str, str]
+    scratch: memoryview
 
 
 class RequestSequence:

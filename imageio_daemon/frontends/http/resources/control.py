@@ -8,7 +8,7 @@ from aiohttp import web
 from ....errors import InvalidRequest
 from ....runtime.audit_log import AuditLog
 from ....runtime.logs import LEVELS, LogLevel
-from ....runtime.served import Served
+from ....runtime.sums import Served
 from ....transfers.rate_limits import LimitChanges
 from ....transfers.store import TransferStore
 from ..request import exchange_of, query_of, read_json

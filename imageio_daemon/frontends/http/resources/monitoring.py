@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from ....lifecycle.exposition import CONTENT_TYPE, Exposition
 from ....lifecycle.health import Health
+from ....lifecycle.metrics import CONTENT_TYPE, Exposition
 from .. import errors
 from ..request import query_of
 from ..responses import TEXT
