@@ -236,14 +236,9 @@ def control_socket(config: Config) -> str:
     return config.control.socket or os.path.join(config.daemon.run_dir, "sock")
 
 
-def answers(path: str) -> bool:
-    """Tell whether a process listens on a unix socket. A path like @NAME is an abstract address."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(f"\0{path[1:]}" if path.startswith("@") else path)
-        except OSError:
-            return False
-    return True
+def is_running(config: Config) -> bool:
+    """Tell whether a daemon listens on the control socket."""
+    return not listening.why_no_listener(control_socket(config))
 
 
 def _why_unusable(directory: str) -> str:

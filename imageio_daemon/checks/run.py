@@ -44,7 +44,7 @@ def check(conf_dir: Path, paths: Sequence[str] = ()) -> Iterator[Finding]:
     unit_state = unit_state and os.path.join(_STATE_DIRECTORIES, unit_state)
     is_root = os.geteuid() == 0 and config.daemon.drop_privileges
     prepared = is_root and not _SYSTEMD.is_dir()
-    running = host.answers(host.control_socket(config))
+    running = host.is_running(config)
     yield host.open_files(config, _most_files())
     if prepared:
         yield from host.ports(config, running=running)

@@ -3,16 +3,17 @@
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from ioutil_ext import lib
 
 
+@dataclass(eq=False)
 class WaitingConnection:
     """A connection that waits for a place. Places calls `granted` once, when the connection gets the place."""
 
-    def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
-        self.owner = owner
-        self.granted = granted
+    owner: Hashable
+    granted: Callable[[], object]
 
 
 class Places:
@@ -24,22 +25,13 @@ class Places:
     """
 
     def __init__(self, most: int, recall: Callable[[int], object]) -> None:
-        self._most = most
+        self.most = most
+        #: How many places are taken.
+        self.taken = 0
         self._recall = recall
-        self._taken = 0
         self._taken_by: Counter[Hashable] = Counter()
         #: In the order of turns; no empty queues.
         self._waiting: OrderedDict[Hashable, deque[WaitingConnection]] = OrderedDict()
-
-    @property
-    def most(self) -> int:
-        """Return the number of places."""
-        return self._most
-
-    @property
-    def taken(self) -> int:
-        """Return how many places are taken."""
-        return self._taken
 
     @property
     def waiting(self) -> int:
@@ -74,18 +66,18 @@ class Places:
 
     def leave(self, owner: Hashable) -> None:
         """Give a place back."""
-        self._taken -= 1
+        self.taken -= 1
         self._taken_by[owner] -= 1
         if not self._taken_by[owner]:
             del self._taken_by[owner]
         self._serve()
 
     def _may_have(self, owner: Hashable) -> bool:
-        left, taken = self._most - self._taken, self._taken_by[owner]
+        left, taken = self.most - self.taken, self._taken_by[owner]
         return bool(lib.iou_may_have(taken, 1, left) if taken else left)
 
     def _take(self, owner: Hashable) -> None:
-        self._taken += 1
+        self.taken += 1
         self._taken_by[owner] += 1
 
     def _remove(self, waiting: WaitingConnection) -> None:

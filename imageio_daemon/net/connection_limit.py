@@ -103,7 +103,8 @@ class ConnectionLimit:
             Stage.STRANGER: _Strangers(most),
         }
         self._looked = self._warned = -WARNING_INTERVAL
-        self._dropped = 0
+        #: How many strangers were closed for new connections so far.
+        self.dropped = 0
 
     @property
     def count(self) -> int:
@@ -125,11 +126,6 @@ class ConnectionLimit:
     def strangers(self) -> int:
         """Return the number of connections that have shown no valid ticket."""
         return sum(map(len, self._strangers.values()))
-
-    @property
-    def dropped(self) -> int:
-        """Return how many strangers were closed for new connections so far."""
-        return self._dropped
 
     def places(self) -> dict[Stage, int]:
         """Return the number of connections in each stage."""
@@ -215,11 +211,11 @@ class ConnectionLimit:
             self._strangers[Stage.STRANGER].add(place, first=True)
 
     def _warn(self) -> None:
-        self._dropped += 1
+        self.dropped += 1
         now = self._clock()
         if now - self._warned >= WARNING_INTERVAL:
             self._warned = now
-            log.warning("connections without a ticket are dropped for new ones, so far: %d", self._dropped)
+            log.warning("connections without a ticket are dropped for new ones, so far: %d", self.dropped)
 
 
 def _nothing() -> None:

@@ -8,7 +8,6 @@ neither HTTP nor NBD nor files. They move no bytes, which is the work of lanes. 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol
 
 from ..errors import DENIED, Canceled, NotFound, OutOfRange, StorageError
 from ..image.extents import Extent, ExtentList, merged
@@ -22,22 +21,6 @@ from ..transfers.transfer import Transfer
 
 #: Extents that durable() passes to its consumer at a time.
 DURABLE_BATCH = 4096
-
-
-class Peer(Protocol):
-    """The client that requests a change."""
-
-    def require_alive(self) -> None:
-        """Raise PeerGone if the client has left. Then the change must not begin, as newer ones may have been made."""
-        ...
-
-
-class ByteSink(Protocol):
-    """The client that gets the bytes of an answer."""
-
-    async def write(self, data: bytes) -> None:
-        """Send the bytes, and return when the peer may get more. Raises PeerGone."""
-        ...
 
 
 def readable_size(transfer: Transfer, backend: Backend) -> int:
@@ -86,7 +69,7 @@ async def tracked(
     """Run the block as an operation of the transfer. Cancelling the transfer ends any wait in the block.
 
     An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
-    Transfer.begin() explains `kind` and `part`. Raises Forbidden, Canceled.
+    Transfer.track() explains `kind` and `part`. Raises Forbidden, Canceled.
     """
     with transfer.track(access, offset, length, kind=kind, part=part) as op:
         try:
@@ -132,14 +115,14 @@ async def zero(
     flush: bool = False,
     fast_only: bool = False,
     allocate: bool = False,
-    peer: Peer | None = None,
+    before: Callable[[], None] | None = None,
 ) -> ZeroMethod:
     """Make the range read as zeros by the fastest method that the ticket allows, and return the method.
 
     With `flush`, the zeros are on stable storage at the end. With `fast_only`, raises NotFast if zeroing needs data
-    I/O. The range stays provisioned with `allocate`, and with tickets that are not sparse. The client `peer` must be
-    connected just before the change begins. Raises PeerGone, OutOfRange, Forbidden, Canceled, CannotFlush,
-    StorageError.
+    I/O. The range stays provisioned with `allocate`, and with tickets that are not sparse. `before` is called just
+    before the change begins, and raises PeerGone if the client has left, as newer changes may have been made. Raises
+    OutOfRange, Forbidden, Canceled, CannotFlush, StorageError, too.
     """
     transfer.ticket.require_range(offset, length)
     async with running(transfer, Access.WRITE, offset, length, kind=Kind.ZERO) as (op, backend):
@@ -148,8 +131,8 @@ async def zero(
         method = ZeroMethod.NONE
         if length:
             keep = allocate or not transfer.ticket.sparse
-            if peer is not None:
-                peer.require_alive()
+            if before is not None:
+                before()
             method = await backend.zero(op, offset, length, allocate=keep, fast_only=fast_only)
             transfer.traffic.zeroed(method, length)
         if flush:
@@ -197,7 +180,7 @@ async def reads_zero(transfer: Transfer) -> bool:
 async def size(transfer: Transfer, *, part: bool = False) -> int:
     """Return how many bytes can be read now.
 
-    Transfer.begin() explains `part`. Raises Forbidden, Canceled, StorageError.
+    Transfer.track() explains `part`. Raises Forbidden, Canceled, StorageError.
     """
     backend = transfer.opened
     # Images only grow, and requests end at the ticket's size. No need to ask storage if the image has reached it.

@@ -6,7 +6,7 @@ It also knows if its image could not be opened, so that a request tries to open 
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -46,7 +46,8 @@ class RequestActivity:
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
-        self._seconds: dict[str, float] = dict.fromkeys(Wait, 0.0)
+        #: For how many seconds the request has waited, by what it waited for.
+        self.waited: dict[str, float] = dict.fromkeys(Wait, 0.0)
         self._waiting: list[Wait] = []
         self._operation: tuple[str, int, int] | None = None
         self._not_opened: tuple[object, Exception] | None = None
@@ -60,7 +61,7 @@ class RequestActivity:
         """End a wait. No time counts twice: if waits overlap, the time counts for the wait that ends first."""
         self._waiting.remove(kind)
         now = time.monotonic()
-        self._seconds[kind] += now - max(since, self._told)
+        self.waited[kind] += now - max(since, self._told)
         self._told = now
 
     def does(self, operation: str, offset: int, length: int) -> None:
@@ -71,11 +72,6 @@ class RequestActivity:
     def seconds(self) -> float:
         """Return the seconds since the request began."""
         return time.monotonic() - self._began
-
-    @property
-    def waited(self) -> Mapping[str, float]:
-        """Return for how many seconds the request has waited, by what it waited for."""
-        return self._seconds
 
     def not_opened(self, image: object, error: Exception) -> None:
         """Note that an image could not be opened for the request."""

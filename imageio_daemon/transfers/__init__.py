@@ -6,10 +6,9 @@
 `kept_tickets`.
 
 Use everything here on the event loop. Then the code between two `await` is one step, in which no other code runs. While
-code waits, a transfer may be cancelled, or its image released after the ticket's expiry. begin() and add_lane() check
+code waits, a transfer may be cancelled, or its image released after the ticket's expiry. track() and add_lane() check
 this. All code that uses the image holds an operation or a lane, and the image is closed only when there is none. Only
-Backend.info and Backend.generation need neither. Code that got its backend before begin() passes the backend to it.
-Other code calls begin() first, then backend().
+Backend.info and Backend.generation need neither. Code calls track() first, then backend().
 
 Threads write durable records and kept tickets; see durable_records, kept_tickets and runtime/file_writer.
 """

@@ -85,8 +85,8 @@ class Permission:
         """
         if not self.valid:
             raise Forbidden(DENIED)
-        if access is not None and not self._ticket.may(access):
-            raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
+        if access is not None:
+            self._ticket.require(access)
         if access is Access.WRITE:
             self.seal.require_open()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..errors import InvalidRequest, OutOfRange
+from ..errors import DENIED, Forbidden, InvalidRequest, OutOfRange
 from ..units import MAX_OFFSET, MAX_TENANT
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
@@ -174,6 +174,11 @@ class Ticket:
     def may(self, access: Access) -> bool:
         """Tell whether the ticket allows the access. Write access includes read access."""
         return access in self.ops or Access.WRITE in self.ops
+
+    def require(self, access: Access) -> None:
+        """Raise Forbidden unless the ticket allows the access."""
+        if not self.may(access):
+            raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
 
     def counts(self, access: Access) -> bool:
         """Tell whether bytes of this access are progress. On a ticket with both operations, no bytes are."""

@@ -91,40 +91,29 @@ class Transfer:
     def track(
         self, access: Access | None, offset: int = 0, length: int = 0, *, kind: Kind | None = None, part: bool = False
     ) -> Iterator[Operation]:
-        """Run the block as an operation; see begin()."""
-        op = self.begin(access, offset, length, kind=kind, part=part)
+        """Run the block as an operation of this transfer.
+
+        The status shows it, a cancel ends it, and its end renews the ticket. It ends when the block has ended, and
+        storage has released it, too. The range is `length` bytes at `offset`. Pass access None for an operation that
+        any access allows, a kind if it is no plain read or write, and part=True if another operation counts the
+        request. Raises Forbidden if the transfer is cancelled. For a write, raises InUse while the image is verified,
+        and Forbidden after it was finalized.
+        """
+        changes = access is Access.WRITE
+        op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
+        self._require_may_begin(changes=changes)
+        counts = access is not None and self.ticket.counts(access)
+        self.traffic.begin(op, counts=counts, part=part, changes=changes)
+        does(op.kind, offset, length)
         try:
             yield op
         finally:
             op.release()
 
-    def begin(
-        self,
-        access: Access | None,
-        offset: int = 0,
-        length: int = 0,
-        *,
-        kind: Kind | None = None,
-        part: bool = False,
-        backend: Backend | None = None,
-    ) -> Operation:
-        """Begin an operation of this transfer. The status shows it, a cancel ends it, and its end renews the ticket.
-
-        Release the operation when the request has been answered. It ends when storage has released it, too. The range
-        is `length` bytes at `offset`. Pass access None for an operation that any access allows, a kind if it is no
-        plain read or write, and part=True if another operation counts the request. Pass the backend if you got it
-        before. Raises Forbidden if the transfer is cancelled, or has released that image. For a write, raises InUse
-        while the image is verified, and Forbidden after it was finalized.
-        """
-        changes = access is Access.WRITE
-        op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
-        self._require_image(backend)
+    def _require_may_begin(self, *, changes: bool) -> None:
+        self.permission.require_not_canceled()
         if changes:
             self.permission.seal.require_open()
-        counts = access is not None and self.ticket.counts(access)
-        self.traffic.begin(op, counts=counts, part=part, changes=changes)
-        does(op.kind, offset, length)
-        return op
 
     def abandon(self, op: Operation) -> None:
         """Cancel an operation whose request has ended early, and interrupt its wait in storage."""
@@ -157,11 +146,11 @@ class Transfer:
     def add_lane(self, lane: Lane, backend: Backend, *, changes: bool) -> None:
         """Add a lane that uses the image of a backend, until remove_lane(). Pass changes=True if the lane may write.
 
-        Raises Forbidden and InUse as begin() does.
+        Raises Forbidden and InUse as track() does, and Forbidden if the transfer has released that image.
         """
-        self._require_image(backend)
-        if changes:
-            self.permission.seal.require_open()
+        self._require_may_begin(changes=changes)
+        if backend is not self._image.opened:
+            raise Forbidden(DENIED)
         self.traffic.add_lane(lane, changes=changes)
 
     def start_lane(
@@ -216,12 +205,6 @@ class Transfer:
             self._image.release(wanted=lambda: self.permission.valid)
         for on_cancel in callbacks:
             on_cancel()
-
-    def _require_image(self, backend: Backend | None) -> None:
-        """Raise Forbidden if the transfer is cancelled, or has released this backend."""
-        self.permission.require_not_canceled()
-        if backend is not None and backend is not self._image.opened:
-            raise Forbidden(DENIED)
 
     # The end
 

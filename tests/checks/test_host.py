@@ -240,11 +240,11 @@ def test_address_of_another_host_is_a_failure(configure: Configure) -> None:
 def test_daemon_that_runs_is_found_by_its_socket(configure: Configure, tmp_path: Path) -> None:
     path = host.control_socket(configure())
     assert path == str(tmp_path / "run" / "sock")
-    assert not host.answers(path)
+    assert not host.is_running(configure())
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        assert host.answers(path)
+        assert host.is_running(configure())
 
 
 # Images

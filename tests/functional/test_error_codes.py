@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.frontends.http.errors import MISMATCH, NOT_READY, codes
+from imageio_daemon.frontends.http.errors import ENTRIES, MISMATCH, NOT_READY
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection
 from tests.support.images import Image
@@ -106,5 +106,5 @@ def test_each_code_is_explained_and_answered_in_a_test() -> None:
             answered.update(re.findall(r'"([a-z_]+)"', path.read_text()))
     explained = re.findall(r"^\| [1-5][0-9]{2} \| `([a-z_]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert len(explained) == len(set(explained))
-    assert set(explained) == {*codes(), MISMATCH, NOT_READY}
+    assert set(explained) == {*(entry.code for entry in ENTRIES), MISMATCH, NOT_READY}
     assert set(explained) <= answered

@@ -53,11 +53,8 @@ async def prepare(world: World, access: Access, offset: int, length: int) -> Non
         """A lane would start here."""
 
 
-class Gone:
-    """A peer that has left."""
-
-    def require_alive(self) -> None:
-        raise PeerGone("gone")
+def gone() -> None:
+    raise PeerGone("gone")
 
 
 @pytest.fixture
@@ -67,7 +64,7 @@ def world() -> World:
 
 async def test_nothing_is_zeroed_for_a_peer_that_is_gone(world: World) -> None:
     with pytest.raises(PeerGone):
-        await operations.zero(world.transfer, 0, SIZE, peer=Gone())
+        await operations.zero(world.transfer, 0, SIZE, before=gone)
     assert world.backend.calls == []
 
 

@@ -2,6 +2,7 @@
 import asyncio
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -856,12 +857,13 @@ async def test_request_that_ends_during_the_check_for_expiry_renews_the_ticket(
 ) -> None:
     ended: list[str] = []
     expired.connections.add(object(), lambda: ended.append("nbd"))
-    requests = [expired.begin(Access.READ)]
+    requests = [ExitStack()]
+    requests[0].enter_context(expired.track(Access.READ))
 
     def is_expired(permission: Permission) -> bool:
         found = permission._clock() >= permission.lease.expires
         while requests:
-            requests.pop().release()  # on another loop
+            requests.pop().close()  # on another loop
         return found
 
     monkeypatch.setattr(Permission, "expired", property(is_expired))
@@ -878,11 +880,9 @@ async def test_nothing_begins_on_an_image_that_was_let_go_of(expired: Transfer, 
     await held.reached.wait()
     expired.permission.extend(10)
     with pytest.raises(Forbidden):
-        expired.begin(Access.READ, backend=before)
-    with pytest.raises(Forbidden):
         expired.add_lane(cast(Lane, IdleLane()), before, changes=True)
     held.release()
-    assert expired.begin(Access.READ, backend=await expired.backend())
+    expired.add_lane(cast(Lane, IdleLane()), await expired.backend(), changes=True)
 
 
 async def test_image_that_was_flushed_is_closed_at_once(expired: Transfer, opener: Opener) -> None:

@@ -85,6 +85,7 @@ _STORAGE: dict[errors.Fault, _ErrorAnswer] = {
     ),
     errors.Fault.IO: _TABLE[errors.StorageError],
 }
+ENTRIES = (*_TABLE.values(), *_STORAGE.values())
 
 
 def answer(exception: Exception, client: str, *, json: bool = False) -> web.Response:
@@ -127,14 +128,8 @@ def code(exception: BaseException) -> str:
 
 def code_of(status: int) -> str:
     """Return the code for another server's answer without one: the first code with this status."""
-    entries = (entry for table in (_TABLE, _STORAGE) for entry in table.values())
     default = _TABLE[errors.InvalidRequest if status < 500 else errors.StorageError]
-    return next((entry.code for entry in entries if entry.status == status), default.code)
-
-
-def codes() -> set[str]:
-    """Return the codes of all exceptions."""
-    return {entry.code for table in (_TABLE, _STORAGE) for entry in table.values()}
+    return next((entry.code for entry in ENTRIES if entry.status == status), default.code)
 
 
 def _entry(exception: BaseException) -> _ErrorAnswer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a request that resources read: its ticket, its query, its body and its connection."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -75,12 +75,8 @@ class RequestBody:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._waits = waits_for_continue(request)
-
-    @property
-    def is_held(self) -> bool:
-        """Tell whether the client still waits for 100 Continue."""
-        return self._waits
+        #: Whether the client still waits for 100 Continue.
+        self.is_held = waits_for_continue(request)
 
     @property
     def ended(self) -> bool:
@@ -91,27 +87,17 @@ class RequestBody:
         """Raise PeerGone if the client is gone, so that its last bytes are not written."""
         exchange_of(self._request).require_alive()
 
-    async def readinto(self, view: memoryview) -> int:
-        """Put one byte or more into the view. Return the number, or 0 at the end. Raises PeerGone, InvalidRequest."""
-        # aiohttp raises its limit if a read asks for more.
-        data = await self._next(lambda: self._request.content.read(min(len(view), READ_BUFFER)))
-        view[: len(data)] = data
-        return len(data)
-
     async def read(self) -> bytes:
         """Return the bytes that have come, at least one, or none at the end. Raises PeerGone, InvalidRequest."""
-        return await self._next(self._request.content.readany)
-
-    async def _next(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         exchange = exchange_of(self._request)
         exchange.want_body()
-        if self._waits and not self.ended:
-            self._waits = False
+        if self.is_held and not self.ended:
+            self.is_held = False
             exchange.send_continue()
         exchange.waiting_for_body(waiting=True)
         try:
             with waiting(Wait.CLIENT):
-                return await read()
+                return await self._request.content.readany()
         except web.RequestPayloadError:
             raise InvalidRequest("The request's body is malformed") from None
         except OSError as e:
@@ -127,14 +113,12 @@ async def read_json(request: web.Request, most: int = MAX_JSON) -> object:
     """
     if (request.content_length or 0) > most:
         raise TooLarge(f"The body is larger than {most} bytes")
-    body = RequestBody(request)
-    view = memoryview(bytearray(most + 1))
-    filled = 0
+    body, data = RequestBody(request), bytearray()
     while not body.ended:
-        filled += await body.readinto(view[filled:])
-        if filled > most:
+        data += await body.read()
+        if len(data) > most:
             raise TooLarge(f"The body is larger than {most} bytes")
-    return parse_json(bytes(view[:filled]))
+    return parse_json(bytes(data))
 
 
 def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:

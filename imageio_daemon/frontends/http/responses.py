@@ -52,19 +52,18 @@ def text_response(
 ) -> web.Response:
     """Return an answer with the reason as one line of text. With `close` it is the connection's last answer."""
     line = "".join(c if c.isprintable() else "?" for c in reason)
-    body = f"{line}\n".encode("utf-8", "replace")
-    response = web.Response(status=status, headers={"Content-Type": TEXT, **(headers or {})}, body=body)
-    if close:
-        response.force_close()
-    return response
+    return _response(status, TEXT, headers, f"{line}\n".encode("utf-8", "replace"), close=close)
 
 
 def json_response(
     data: object, headers: Mapping[str, str] | None = None, *, status: int = 200, close: bool = False
 ) -> web.Response:
     """Return an answer with a JSON document. With `close` it is the connection's last answer."""
-    fields = {"Content-Type": JSON, **(headers or {})}
-    response = web.Response(status=status, headers=fields, body=json.dumps(data).encode())
+    return _response(status, JSON, headers, json.dumps(data).encode(), close=close)
+
+
+def _response(status: int, kind: str, headers: Mapping[str, str] | None, body: bytes, *, close: bool) -> web.Response:
+    response = web.Response(status=status, headers={"Content-Type": kind, **(headers or {})}, body=body)
     if close:
         response.force_close()
     return response

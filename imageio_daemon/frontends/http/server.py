@@ -86,10 +86,10 @@ class HttpServer:
     ) -> None:
         self.limit = limit
         self._routes = routes
-        self._admission = Admission(limit)
+        self.admission = Admission(limit)
         self._shared = HttpShared(
             inactivity_timeout=inactivity_timeout,
-            admission=self._admission,
+            admission=self.admission,
             trusts=trusts,
             make_handler=self._make_handler,
             direct=self._direct,
@@ -120,26 +120,21 @@ class HttpServer:
         )
         await self._runner.setup()
 
-    @property
-    def connections(self) -> int:
-        """Return the number of connections that are served now."""
-        return self._admission.count
-
     def connection(self) -> ServerConnection:
         """Return the protocol of a new connection."""
         return ServerConnection(self._shared)
 
     async def finish(self, timeout: float) -> None:
         """Refuse new requests, close idle connections, and wait at most `timeout` seconds for running requests."""
-        await self._admission.finish(timeout)
+        await self.admission.finish(timeout)
 
     async def stop(self, timeout: float) -> None:
         """Do as finish(). Then, or when the wait is cancelled, cut the connections whose requests still run."""
         try:
-            if not await self._admission.finish(timeout):
-                log.warning("%d requests are cut off", self._admission.count)
+            if not await self.admission.finish(timeout):
+                log.warning("%d requests are cut off", self.admission.count)
         finally:
-            self._admission.cut_off()
+            self.admission.cut_off()
         if self._runner is not None:
             await self._runner.cleanup()
         await all_closed()
@@ -272,7 +267,7 @@ async def _info(_: web.Request) -> web.Response:
 
 
 async def _continue_later(_: web.Request) -> None:
-    """Send no 100 Continue yet: Body.readinto() sends it after the request is authorised (RFC 9110 10.1.1)."""
+    """Send no 100 Continue yet: RequestBody.read() sends it after the request is authorised (RFC 9110 10.1.1)."""
 
 
 class _Quiet(logging.Filter):

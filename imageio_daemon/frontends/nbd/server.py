@@ -67,16 +67,11 @@ class NbdServer:
 
     def __init__(self, options: NbdOptions, limit: ConnectionLimit, handshakes: Handshakes) -> None:
         self.limit = limit
-        self._admission = Admission(limit)
-        self._shared = options, self._admission, handshakes
+        self.admission = Admission(limit)
+        self._shared = options, self.admission, handshakes
 
     async def start(self) -> None:
         """Do nothing: there is nothing to prepare."""
-
-    @property
-    def connections(self) -> int:
-        """Return how many connections are open."""
-        return self._admission.count
 
     def connection(self) -> ServerHandshake:
         """Return the protocol of a new connection."""
@@ -88,7 +83,7 @@ class NbdServer:
         The caller then calls adopt() or abandon(). Raises TooManyConnections or Forbidden, and Unavailable if the
         server stops.
         """
-        self._admission.require_running()
+        self.admission.require_running()
         return AdoptedHandshake(*self._shared, transfer, client)
 
     async def finish(self, timeout: float) -> None:
@@ -96,9 +91,9 @@ class NbdServer:
 
         A request that has not ended then gets no answer. A client that connects again sends it to the next process.
         """
-        if not await self._admission.finish(timeout):
-            log.debug("%d connections still open", self.connections)
-        self._admission.cut_off()
+        if not await self.admission.finish(timeout):
+            log.debug("%d connections still open", self.admission.count)
+        self.admission.cut_off()
 
     async def stop(self, timeout: float) -> None:
         """Do as finish()."""

@@ -84,7 +84,7 @@ class World:
     @property
     def connection(self) -> ServerConnection:
         """Return the only connection, as the server has it."""
-        (connection,) = self.http._admission._connections
+        (connection,) = self.http.admission._connections
         return cast(ServerConnection, connection)
 
     @property

@@ -53,9 +53,8 @@ class Service:
 
     async def _echo(self, request: web.Request) -> web.StreamResponse:
         body, received = RequestBody(request), bytearray()
-        view = memoryview(bytearray(64 * 1024))
         while not body.ended:
-            received += view[: await body.readinto(view)]
+            received += await body.read()
         return web.Response(body=f"{request.method} {name_of(request)} ".encode() + received)
 
     async def stuck(self, _: web.Request) -> web.StreamResponse:
@@ -121,7 +120,7 @@ class Server:
     @property
     def connections(self) -> list[ServerConnection]:
         """What it has at the other ends."""
-        return cast(list[ServerConnection], list(self.http._admission._connections))
+        return cast(list[ServerConnection], list(self.http.admission._connections))
 
     def show_ticket(self) -> None:
         """Count all connections as those that have shown one."""
@@ -686,7 +685,7 @@ async def test_client_that_does_not_read_is_cut(impatient: Server, service: Serv
     client = await impatient.connect()
     await client.send(get("a"))
     async with asyncio.timeout(SOON):
-        while impatient.http.connections:
+        while impatient.http.admission.count:
             await asyncio.sleep(0.01)
     assert len(await client.receive()) < 64 * MiB
 

@@ -101,7 +101,7 @@ async def test_client_that_does_not_read_is_closed_in_time(make_world: MakeWorld
         client.pause_reading()
         for _ in range(100):
             client.send(READ, 0, MiB)
-        await world.until(lambda: not world.server.connections)
+        await world.until(lambda: not world.server.admission.count)
         assert world.pool.in_use == 0
 
 

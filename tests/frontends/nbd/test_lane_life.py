@@ -217,7 +217,7 @@ async def test_lane_that_cannot_begin_ends_the_connection_and_leaves_nothing(
     monkeypatch.setattr(NbdTerms, "start", fail)
     with pytest.raises(asyncio.IncompleteReadError):
         await world.go()
-    await world.until(lambda: not world.server.connections)
+    await world.until(lambda: not world.server.admission.count)
     assert world.disk.status()["connections"] == 0
     await world.store.remove("disk", 10)
     assert "connection ends: it cannot be served" in caplog.text
@@ -234,7 +234,7 @@ async def test_bug_in_what_is_told_of_a_lane_leaves_nothing_of_it(
     await client.request(WRITE, 0, data=b"abc")
     monkeypatch.setattr(lane.Lane, "counted", fail)
     await client.close()
-    await world.until(lambda: not world.server.connections)
+    await world.until(lambda: not world.server.admission.count)
     await world.store.remove("disk", 10)
     assert "a bug" in caplog.text
 

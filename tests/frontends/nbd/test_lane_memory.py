@@ -318,4 +318,4 @@ async def test_reply_that_cannot_be_read_again_ends_the_connection(gated: World,
     calls.fail("pread", errno.EIO)
     client.resume_reading()
     await client.drop_all()
-    await gated.until(lambda: not gated.server.connections)
+    await gated.until(lambda: not gated.server.admission.count)

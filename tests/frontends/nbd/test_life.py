@@ -248,7 +248,7 @@ async def test_client_that_leaves_anywhere_in_the_negotiation_harms_nobody(
     writer.write(HANDSHAKE[:where])
     await writer.drain()
     writer.close()
-    await world.until(lambda: not world.server.connections)
+    await world.until(lambda: not world.server.admission.count)
     assert (await (await world.go()).request(READ, 0, 1)).error == 0
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -257,7 +257,7 @@ async def test_many_clients_that_connect_and_go(world: World) -> None:
     for _ in range(100):
         _, writer = await asyncio.open_unix_connection(world.address)
         writer.close()
-    await world.until(lambda: not world.server.connections)
+    await world.until(lambda: not world.server.admission.count)
 
 
 async def test_client_that_says_nothing_is_closed_in_time() -> None:
@@ -386,7 +386,7 @@ async def test_oldest_client_in_the_negotiation_goes_for_a_new_one(
         with contextlib.suppress(asyncio.IncompleteReadError):
             await asyncio.wait_for(greeted[0][0].read(), 10)
         assert greeted[0][0].at_eof()
-        await world.until(lambda: world.server.connections == 4)
+        await world.until(lambda: world.server.admission.count == 4)
         for _, writer in greeted:
             writer.close()
 
@@ -431,7 +431,7 @@ async def test_stopping_server_does_not_wait_for_the_rest_of_a_request(world: Wo
 
 async def test_stopping_server_waits_for_requests_although_it_was_idle_before(world: World) -> None:
     await (await world.go()).close()
-    await world.until(lambda: not world.server.connections)
+    await world.until(lambda: not world.server.admission.count)
     held = world.remote.hold_back(WRITE)
     client = await world.go()
     client.send(WRITE, 0, data=b"abc")

@@ -103,7 +103,7 @@ async def test_client_that_leaves_while_tls_starts_is_not_counted(context: TlsCo
             await client.ask(OptionType.STARTTLS)
             client.writer.write(data)
             client.writer.transport.abort()
-        await world.until(lambda: not world.server.connections)
+        await world.until(lambda: not world.server.admission.count)
         assert world.server.limit.count == 0
 
 
@@ -124,7 +124,7 @@ async def test_client_that_resets_while_tls_starts_is_not_counted(context: TlsCo
                 await loop.sock_sendall(client, outgoing.read())
                 # Closing with the server's answer unread is a reset.
                 await loop.sock_recv(client, 1)
-        await world.until(lambda: not world.server.connections)
+        await world.until(lambda: not world.server.admission.count)
         assert world.server.limit.count == 0
 
 

@@ -185,7 +185,7 @@ async def test_end_anywhere_in_the_transmission_leaves_nothing(
 
 async def test_connection_that_is_cut_gets_no_farewell(world: World) -> None:
     records = await enter(world)
-    (session,) = world.server._admission._connections
+    (session,) = world.server.admission._connections
     session.abort("test")
     await records.drain()
     assert not records.parted
@@ -214,7 +214,7 @@ async def test_oldest_client_whose_tls_starts_goes_for_a_new_one(world: World, m
     clients = [await starting(world) for _ in range(5)]
     async with asyncio.timeout(SOON):
         assert await clients[0][0].read() == b""
-    await world.until(lambda: world.server.connections == 4)
+    await world.until(lambda: world.server.admission.count == 4)
     for _, writer in clients:
         writer.close()
 

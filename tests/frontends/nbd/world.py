@@ -170,7 +170,7 @@ class World:
         for client in self.clients:
             await client.close()
         await self.server.stop(SOON)
-        await self.until(lambda: not self.server.connections)
+        await self.until(lambda: not self.server.admission.count)
         await self.store.close()
         assert not self.lanes.alive
         await self.engine.release()
@@ -181,7 +181,7 @@ class World:
         for client in self.clients:
             await client.close()
         self.clients.clear()
-        await self.until(lambda: not self.server.connections and not self.pool.in_use)
+        await self.until(lambda: not self.server.admission.count and not self.pool.in_use)
 
     async def until(self, condition: Any) -> None:
         """Wait until condition() is true."""

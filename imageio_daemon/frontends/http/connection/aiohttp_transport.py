@@ -2,7 +2,6 @@
 """The transport that a handler of aiohttp gets. It passes bytes on; the connection decides when to read and close."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 from .life import ConnectionLife
@@ -60,10 +59,6 @@ class AiohttpTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send the bytes; the transport may keep a reference to them."""
         self._transport.write(data)
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send several pieces."""
-        self.write(b"".join(list_of_data))
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that are not sent yet."""

@@ -40,18 +40,13 @@ class Returned(NamedTuple):
     iou_chunks, see HttpEnd.
     """
 
-    served: Count
-    rest: bytes
-    error: Error | None
-    asks: Asks
-    unread: int
-    cut: str | None
+    served: Count = Count()
+    rest: bytes = b""
+    error: Error | None = None
+    asks: Asks = Asks()
+    unread: int = 0
+    cut: str | None = None
     chunks: Any = None
-
-
-def _untouched(received: bytes) -> Returned:
-    """Return the result of a handover in which no lane took a byte."""
-    return Returned(Count(), received, None, Asks(), 0, None)
 
 
 class LaneHandover:
@@ -145,7 +140,7 @@ class LaneHandover:
         if self._lane is not None:
             self._lane.refuse()
         if self._waits and self._place is not None and self._place.abandon():
-            self._give_back(_untouched(self._waits))
+            self._give_back(Returned(rest=self._waits))
 
     def abort(self) -> None:
         """Have the lane close the connection now."""
@@ -182,17 +177,17 @@ class LaneHandover:
         self._given_back = task.cancelled() or task.exception() is not None
         if self._given_back:
             self._exchange.begun = request
-        self._give_back(_untouched(received))
+        self._give_back(Returned(rest=received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: RequestHead, received: bytes) -> None:
         """Wait for a place, then give the connection back, which begins again and now has the place."""
-        late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length, None)
+        late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length)
         self._waits = received
         seconds = transfer.ticket.inactivity_timeout
         place.wait(transfer, seconds, lambda: self._granted(place), lambda: self._give_back(late))
 
     def _granted(self, place: LanePlace) -> None:
-        self._give_back(_untouched(self._waits))
+        self._give_back(Returned(rest=self._waits))
         if self._lane is None:  # the connection was not handed over: it does not need the place
             place.leave()
 

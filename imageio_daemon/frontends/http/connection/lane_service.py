@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from ....errors import Canceled
 from ....lanes.http import DATE, FIRST, LAST, LENGTH, ORIGIN, HttpLane, HttpTerms, Instruction
-from ....lanes.places import Places
 from ....lanes.shared import Lanes
 from ....operations.operations import readable_size
 from ....storage.backend import Backend
@@ -36,11 +35,8 @@ class LaneService:
     def __init__(self, store: TransferStore, lanes: Lanes) -> None:
         self._store = store
         self._lanes = lanes
-
-    @property
-    def places(self) -> Places:
-        """Return the places for the connections of HTTP lanes."""
-        return self._lanes.places
+        #: The places for the connections of HTTP lanes.
+        self.places = lanes.places
 
     def find(self, exchange: Exchange, name: str, access: Access) -> Transfer:
         """Return the transfer of the ticket with the id `name`, and count the connection as one of the transfer's.

@@ -18,7 +18,6 @@ from ....image.blockhash import (
 )
 from ....operations.checksum import Blocks, WantedChecksum, checksum
 from ....operations.hashing import Hashing
-from ....operations.operations import ByteSink
 from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
@@ -116,8 +115,8 @@ def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
 class _AnswerWriter:
     """Send the list of digests in pieces."""
 
-    def __init__(self, sink: ByteSink, wanted: WantedChecksum) -> None:
-        self._sink = sink
+    def __init__(self, stream: AnswerStream, wanted: WantedChecksum) -> None:
+        self._stream = stream
         self._list = ListWriter(BlockListHead(wanted.algorithm, wanted.block_size, wanted.offset))
 
     async def add(self, blocks: Blocks) -> None:
@@ -127,12 +126,12 @@ class _AnswerWriter:
         else:
             self._list.block(blocks.length, blocks.digest)
         if self._list.size >= PIECE:
-            await self._sink.write(self._list.take())
+            await self._stream.write(self._list.take())
 
     async def end(self, length: int, checksum: str) -> None:
         """Add the end. Raises PeerGone."""
         self._list.end(length, checksum)
-        await self._sink.write(self._list.take())
+        await self._stream.write(self._list.take())
 
 
 def require_algorithm(name: str) -> None:

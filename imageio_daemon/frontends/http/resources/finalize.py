@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ....errors import DENIED, Forbidden, InvalidRequest
+from ....errors import InvalidRequest
 from ....image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total, new_hash
 from ....operations.finalize import ExpectedImage, Finalizer, Verification
 from ....transfers.store import TransferStore
@@ -32,8 +32,7 @@ class Finalize:
         """
         expected = parse_finalize(document)
         transfer = attach(self._store, request, Access.READ)
-        if not transfer.ticket.may(Access.WRITE):
-            raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
+        transfer.ticket.require(Access.WRITE)
         report = await self._finalizer.finalize(transfer, expected)
         if report is None:
             verification = self._finalizer.last(transfer)

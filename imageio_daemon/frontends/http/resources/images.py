@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from aiohttp import web
 
-from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
+from ....errors import InvalidRequest, TooLarge, UnsupportedEncoding
 from ....lanes.http import Instruction
 from ....operations import operations
 from ....operations.packing import MAPS
@@ -185,7 +185,12 @@ class Images:
             await operations.flush(transfer)
         else:
             await operations.zero(
-                transfer, todo.offset, todo.size, flush=todo.flush, fast_only=todo.fast, peer=exchange_of(request)
+                transfer,
+                todo.offset,
+                todo.size,
+                flush=todo.flush,
+                fast_only=todo.fast,
+                before=exchange_of(request).require_alive,
             )
         return web.Response()
 
@@ -195,8 +200,7 @@ class Images:
         if not waits_for_continue(request) and length <= MAX_JSON:
             return await read_json(request)
         transfer = self._store.authorize(name_of(request), Access.READ)
-        if not transfer.ticket.may(Access.WRITE):
-            raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
+        transfer.ticket.require(Access.WRITE)
         if length <= MAX_JSON:
             return await read_json(request)
         wanted, seconds = min(length, MAX_FINALIZE), transfer.ticket.inactivity_timeout

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from ....errors import DENIED, Forbidden, InvalidRequest, NotFound, UnsupportedEncoding, Unusable
+from ....errors import InvalidRequest, NotFound, UnsupportedEncoding, Unusable
 from ....image.extents_json import ExtentReader
 from ....storage.backend import Context
 from ....storage.bucket import SMALL
@@ -209,8 +209,7 @@ class Proxied:
     async def _finalize(self, request: web.Request, document: dict[str, Any]) -> web.Response:
         parse_finalize(document)
         transfer = attach(self._store, request, Access.READ)
-        if not transfer.ticket.may(Access.WRITE):
-            raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
+        transfer.ticket.require(Access.WRITE)
         refusal = await self._passing.require_all(request, transfer)
         response = refusal or await self._passing.ask(request, transfer, Kind.CHECKSUM, "PATCH", json=document)
         if response.status == 200:
