@@ -38,7 +38,7 @@ from .runtime.sums import Served
 from .runtime.unawaited import tell_failure
 from .storage.buffers import BufferPool
 from .storage.engine import Engine, async_io_error
-from .storage.qemu import leftovers
+from .storage.nbd import leftovers
 from .transfers.durable_records import DurableRecords
 from .transfers.rate_limits import RateLimits
 from .transfers.store import TransferStore

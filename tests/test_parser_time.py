@@ -73,8 +73,8 @@ from imageio_daemon.nbdproto.client_replies import ClientReplies, ClientRequest
 from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.server_negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
-from imageio_daemon.storage.qemu import reasons
-from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
+from imageio_daemon.storage.nbd import reasons
+from imageio_daemon.storage.nbd.changes import PIECE, DiffParser
 from imageio_daemon.transfers.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
 from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_URL
 from imageio_daemon.transfers.ticket import Ticket
@@ -1021,7 +1021,7 @@ PATTERNS = {
     "image/chain.py:_PROTOCOL": "the name of a backing file",
     "frontends/http/proxy/passed_answers.py:_RANGE": "a Content-Range of another server",
     "image/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
-    "storage/qemu/reasons.py": "the messages of qemu-nbd",
+    "storage/nbd/reasons.py": "the messages of qemu-nbd",
     "transfers/keys.py:_CONTROL": "the JSON of a ticket or a PATCH",
 }
 

@@ -10,8 +10,8 @@ from functools import partial
 
 from ..config.config import Config
 from ..errors import InvalidRequest
-from ..storage.qemu.process import environment
-from ..storage.qemu.reasons import remedy
+from ..storage.nbd.process import environment
+from ..storage.nbd.reasons import remedy
 from ..urls import rbd as rbd_url
 from .finding import Finding, failed, ok, warning
 

@@ -35,7 +35,7 @@ from .errors import (
     Usage,
     WritesLost,
 )
-from .handle.image import Image
+from .handle import Image
 from .server.session import Settings
 from .transfer.download import Downloaded
 from .transfer.progress import Progress

@@ -4,7 +4,7 @@
 from typing import TYPE_CHECKING, Unpack
 
 from .described import Copying, Downloading, Local, Uploading
-from .handle.image import Image
+from .handle import Image
 from .server.session import DEFAULTS, ClientSession, Settings
 from .transfer.download import Downloaded
 from .transfer.progress import Report

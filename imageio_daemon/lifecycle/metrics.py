@@ -32,7 +32,7 @@ from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.engine import Engine
 from ..storage.operation import HANGING, Kind, Totals, ZeroMethod
-from ..storage.qemu.native import verdicts
+from ..storage.qcow2 import verdicts
 from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE
 from .ticket_counts import RECORDS, TICKETS, TicketCounts

@@ -14,10 +14,10 @@ from ..storage.engine import Engine
 from ..storage.file import FileBackend
 from ..storage.nbd.backend import NbdBackend
 from ..storage.nbd.client_handshake import ConnectOptions
-from ..storage.qemu.backend import ManagedBackend
-from ..storage.qemu.native import NotNative, Qcow2Backend
-from ..storage.qemu.process import QemuServer
-from ..storage.qemu.rbd import RbdBackend, RbdImage
+from ..storage.nbd.process import QemuServer
+from ..storage.nbd.qemu_backend import ManagedBackend
+from ..storage.nbd.rbd import RbdBackend, RbdImage
+from ..storage.qcow2 import NotNative, Qcow2Backend
 from ..storage.threads import in_thread
 from ..transfers.ticket import Access, Ticket
 

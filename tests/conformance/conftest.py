@@ -16,11 +16,11 @@ from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
+from imageio_daemon.storage.nbd.process import QemuServer
+from imageio_daemon.storage.nbd.qemu_backend import ManagedBackend
+from imageio_daemon.storage.nbd.rbd import RbdBackend, RbdImage
 from imageio_daemon.storage.operation import Operation
-from imageio_daemon.storage.qemu.backend import ManagedBackend
-from imageio_daemon.storage.qemu.native import Qcow2Backend
-from imageio_daemon.storage.qemu.process import QemuServer
-from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
+from imageio_daemon.storage.qcow2 import Qcow2Backend
 from imageio_daemon.units import MiB
 from imageio_daemon.urls import rbd as rbd_url
 from imageio_daemon.urls.nbd import parse

@@ -17,9 +17,9 @@ from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.nbd.process import QemuServer
+from imageio_daemon.storage.nbd.qemu_backend import ManagedBackend
 from imageio_daemon.storage.operation import Operation, ZeroMethod
-from imageio_daemon.storage.qemu.backend import ManagedBackend
-from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.units import GiB, KiB, MiB
 from imageio_daemon.urls.nbd import parse
 from tests.support.changes import zero

@@ -15,11 +15,11 @@ from imageio_daemon.nbdproto.constants import ExportFlag
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage.nbd import qemu_backend as managed
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
+from imageio_daemon.storage.nbd.process import QemuServer
+from imageio_daemon.storage.nbd.qemu_backend import ManagedBackend
 from imageio_daemon.storage.operation import Operation
-from imageio_daemon.storage.qemu import backend as managed
-from imageio_daemon.storage.qemu.backend import ManagedBackend
-from imageio_daemon.storage.qemu.process import QemuServer
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.changes import trim

@@ -13,10 +13,10 @@ import pytest
 from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context
 from imageio_daemon.storage.engine import Engine, async_io_error
+from imageio_daemon.storage.nbd import rbd
+from imageio_daemon.storage.nbd.process import QemuServer
+from imageio_daemon.storage.nbd.rbd import RbdBackend, RbdImage
 from imageio_daemon.storage.operation import Operation
-from imageio_daemon.storage.qemu import rbd
-from imageio_daemon.storage.qemu.process import QemuServer
-from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.urls.rbd import parse
 from tests.support.fakeceph import FakeCeph, diff
 from tests.support.polling import eventually_async

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of NBD servers, and the first large request to a server on this host, which makes its later ones cheaper."""
+"""Exports of NBD servers, and the first large request to a server on this host, which makes its later ones cheaper."""
 
 import asyncio
 import errno

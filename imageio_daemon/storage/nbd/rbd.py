@@ -11,11 +11,11 @@ from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
 from ..backend import Context
 from ..engine import Engine
-from ..nbd.client_handshake import ConnectOptions
 from ..operation import Operation
 from . import changes
-from .backend import QemuBackend
+from .client_handshake import ConnectOptions
 from .process import QemuServer
+from .qemu_backend import QemuBackend
 
 #: Bytes of a sector. librbd zeroes whole sectors by requests without data.
 ZERO_UNIT = 512

@@ -14,11 +14,11 @@ from ...units import GiB, MiB
 from ..backend import BackendInfo
 from ..engine import Engine
 from ..file import FileBackend
-from ..nbd.backend import NbdBackend
-from ..nbd.client_handshake import ConnectOptions
 from ..operation import Operation
 from ..threads import in_thread
 from . import leftovers, reasons
+from .backend import NbdBackend
+from .client_handshake import ConnectOptions
 from .process import QemuNbd, QemuServer
 
 log = logging.getLogger(__name__)

@@ -10,14 +10,14 @@ from typing import Any, Self
 
 from ioutil_ext import ffi, lib
 
-from ...errors import ImageInUse, StorageError, Unusable
-from ...image.chain import NOT_SERVED, Chain, ChainMemory
-from ...nbdproto.constants import DIRTY_BITMAP
-from ..backend import BackendInfo
-from ..completions import check
-from ..engine import Engine
-from ..file import FileBackend, opened, tell_writers
-from ..operation import Operation
+from ..errors import ImageInUse, StorageError, Unusable
+from ..image.chain import NOT_SERVED, Chain, ChainMemory
+from ..nbdproto.constants import DIRTY_BITMAP
+from .backend import BackendInfo
+from .completions import check
+from .engine import Engine
+from .file import FileBackend, opened, tell_writers
+from .operation import Operation
 
 log = logging.getLogger(__name__)
 

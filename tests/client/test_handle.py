@@ -16,7 +16,7 @@ import pytest
 from imageio_daemon import client
 from imageio_daemon.client import ClientError, FlushFailed, Refused, ServerFailed, Settings, Temporary, WritesLost
 from imageio_daemon.client.errors import Stopped, Usage
-from imageio_daemon.client.handle.image import MAX_WRITE
+from imageio_daemon.client.handle import MAX_WRITE
 from imageio_daemon.client.server.remote_image import RemoteImage
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Self
 
-from ...image.extents import Extent
-from ...units import MiB
-from ..errors import FlushFailed, Usage, WritesLost
-from ..server.data import Piece
-from ..server.remote_image import RemoteImage
-from ..server.session import ClientSession
-from ..unflushed import Unflushed
+from ..image.extents import Extent
+from ..units import MiB
+from .errors import FlushFailed, Usage, WritesLost
+from .server.data import Piece
+from .server.remote_image import RemoteImage
+from .server.session import ClientSession
+from .unflushed import Unflushed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

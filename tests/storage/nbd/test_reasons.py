@@ -7,7 +7,7 @@ import os
 import pytest
 
 from imageio_daemon.errors import BitmapInUse, ImageInUse, NotFound, StorageError, Unusable
-from imageio_daemon.storage.qemu import reasons
+from imageio_daemon.storage.nbd import reasons
 
 #: How it begins, with the argument that names the image (process.py).
 OPEN = """qemu-nbd: Failed to blk_new_open 'json:{"driver": "qcow2", "file": {"driver": "file", "filename": "/a"}, """

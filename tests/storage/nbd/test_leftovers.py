@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import Unavailable
-from imageio_daemon.storage.qemu import leftovers
+from imageio_daemon.storage.nbd import leftovers
 from tests.support.polling import eventually
 
 NODE = {"driver": "qcow2", "file": {"driver": "file", "filename": "/images/a"}, "backing": None}
