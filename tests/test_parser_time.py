@@ -550,7 +550,7 @@ def _extents(size: int, form: str) -> bytes:
 
 @row("extents of another server", _LISTS)
 def read_extents(data: bytes) -> None:
-    reader = ExtentReader(0, 2**40, "zero", ValueError("malformed"))
+    reader = ExtentReader(2**40, "zero", ValueError("malformed"))
     with refusing(ValueError):
         for start in range(0, len(data), 4 * MAX_EXTENT_TEXT):
             ExtentList.of(reader.feed(data[start : start + 4 * MAX_EXTENT_TEXT]), reader._position)

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files: the loader, and the generator of conf/daemon.conf, which explains all options.
-
-`python -m imageio_daemon.config.files` prints conf/daemon.conf.
-"""
+"""The loader of configuration files."""
 
 import dataclasses
-import inspect
 import os
 import reprlib
-import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,16 +36,6 @@ IGNORED_SECTIONS = {
     "profile": "there is no profiler",
     **dict.fromkeys(("loggers", "handlers", "formatters", "logger_", "handler_", "formatter_"), "see [log]"),
 }
-
-SAMPLE_HEAD = """\
-# SPDX-License-Identifier: Apache-2.0
-#
-# Every option of imageio-daemon, with its default.
-#
-# Put the options that you change into a file of your own, /etc/imageio-daemon/conf.d/NAME.conf.
-# The daemon reads the files in the order of their names, and a later value replaces an earlier one.
-# An unknown name or an invalid value stops the start. To check: imageio-daemon --check-config
-"""
 
 
 @dataclass(frozen=True)
@@ -161,26 +145,3 @@ def _files(conf_dir: Path) -> list[Path]:
         raise ConfigError(f"{directory}: cannot read it: {e.strerror}") from None
     # Hidden files may be leftovers of editors.
     return [directory / name for name in sorted(names) if name.endswith(".conf") and not name.startswith(".")]
-
-
-def sample() -> str:
-    """Return a configuration file with every option commented out, with its unit, default and reason."""
-    return "\n".join([SAMPLE_HEAD, *(_sample_section(name) for name in SECTIONS)])
-
-
-def _sample_section(name: str) -> str:
-    lines = [*_comment(inspect.getdoc(SECTIONS[name]) or ""), f"[{name}]", ""]
-    for option in _options(name).values():
-        described = describe(option)
-        default = described.write(option.default)
-        lines += [*_comment(described.reason), *_comment(f"Value: {described.expected}.")]
-        lines += [f"#{option.name} = {default}".rstrip(), ""]
-    return "\n".join(lines)
-
-
-def _comment(text: str) -> Iterator[str]:
-    return (f"# {line}" for line in textwrap.wrap(text, 100))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(sample())

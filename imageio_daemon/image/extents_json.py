@@ -14,16 +14,15 @@ FLAGS = Extent._fields[2:]
 
 
 class ExtentReader:
-    """Take the answer in pieces and yield the extents inside a range of the image.
+    """Take the answer in pieces and yield the extents of the first `length` bytes of the image.
 
     `told` is the flag that the request asked for. No extent may omit it. Methods raise `failure` if the answer is no
-    list of extents from 0, in order and without gaps, that covers the range.
+    list of extents from 0, in order and without gaps, that covers these bytes.
     """
 
-    def __init__(self, offset: int, length: int, told: str, failure: Exception) -> None:
+    def __init__(self, length: int, told: str, failure: Exception) -> None:
         self._position = 0  # where the next extent has to start
-        self._offset = offset
-        self._end = offset + length
+        self._end = length
         self._told = told
         self._failure = failure
         self._text = b""
@@ -31,7 +30,7 @@ class ExtentReader:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the whole range was yielded."""
+        """Tell whether all these bytes were yielded."""
         return self._position >= self._end
 
     def feed(self, data: bytes) -> Iterator[Extent]:
@@ -45,8 +44,8 @@ class ExtentReader:
         if end:
             for item in self._decode(text[:end].strip()):
                 extent = self._extent(item)
-                if extent.end > self._offset and extent.start < self._end:
-                    yield self._inside(extent)
+                if extent.start < self._end:
+                    yield extent._replace(length=min(extent.end, self._end) - extent.start)
 
     def end(self) -> None:
         """Finish at the end of the answer. Raises `failure` unless it was complete."""
@@ -75,7 +74,3 @@ class ExtentReader:
             raise self._failure
         self._position += length
         return Extent(start, length, *flags)
-
-    def _inside(self, extent: Extent) -> Extent:
-        start, end = max(extent.start, self._offset), min(extent.end, self._end)
-        return extent if end - start == extent.length else extent._replace(start=start, length=end - start)

@@ -74,12 +74,12 @@ class DurableRecord:
 
     # What the record has
 
-    def ranges(self, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the durable (start, end) ranges after an offset, in order.
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the durable (start, end) ranges in order.
 
         They do not overlap, even if the record changes at the same time.
         """
-        found = ffi.new("iou_range[]", BATCH)
+        offset, found = 0, ffi.new("iou_range[]", BATCH)
         while count := lib.iou_durable_ranges(self.shared, offset, found, BATCH):
             for number in range(count):
                 yield max(int(found[number].start), offset), int(found[number].end)

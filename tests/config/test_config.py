@@ -2,11 +2,13 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from imageio_daemon.config import files, manual
+from imageio_daemon.config import files
 from imageio_daemon.config.config import SECTIONS, Config, conflicts, show
 from imageio_daemon.config.files import Loaded
 from imageio_daemon.config.sections import ControlSection
@@ -15,6 +17,7 @@ from imageio_daemon.errors import ConfigError
 from imageio_daemon.units import MiB
 
 PROJECT = Path(__file__).resolve().parents[2]
+SAMPLE = PROJECT / "conf" / "daemon.conf"
 
 #: As a host has it that ran ovirt-imageio.
 EXISTING = r"""
@@ -501,24 +504,19 @@ def test_shown_values_are_numbers_flags_and_text() -> None:
     assert shown["remote"]["host"] == "::"
 
 
-def test_sample_file_is_the_one_of_the_generator() -> None:
-    assert (PROJECT / "conf" / "daemon.conf").read_text() == files.sample(), (
-        "python -m imageio_daemon.config.files > conf/daemon.conf"
-    )
-
-
-def test_manual_page_is_the_one_of_the_generator() -> None:
-    assert (PROJECT / "docs" / "imageio-daemon.conf.5").read_text() == manual.page(), (
-        "python -m imageio_daemon.config.manual > docs/imageio-daemon.conf.5"
-    )
+@pytest.mark.parametrize(("kind", "file"), [("conf", "conf/daemon.conf"), ("man", "docs/imageio-daemon.conf.5")])
+def test_file_that_explains_the_options_is_the_one_of_the_generator(kind: str, file: str) -> None:
+    command = ["scripts/config_docs.py", kind]
+    made = subprocess.run([sys.executable, *command], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert (PROJECT / file).read_text() == made, f"python {' '.join(command)} > {file}"
 
 
 def test_sample_file_changes_nothing(conf: ConfDir) -> None:
-    assert conf.load(files.sample()) == Config()
+    assert conf.load(SAMPLE.read_text()) == Config()
 
 
 def test_each_line_of_the_sample_file_states_the_default(conf: ConfDir) -> None:
-    text = re.sub(r"^#(?=\w)", "", files.sample(), flags=re.MULTILINE)
+    text = re.sub(r"^#(?=\w)", "", SAMPLE.read_text(), flags=re.MULTILINE)
     assert conf.load(text) == Config()
     assert len(files.load(conf.path).places) == sum(len(options) for options in show(Config()).values())
 

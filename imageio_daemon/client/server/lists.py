@@ -18,7 +18,7 @@ MAX_EXTENTS = 4 * 10**6
 def extents(connection: ClientConnection, path: str, size: int, context: str) -> Iterator[Extent]:
     """Ask for the extents of a whole image of `size` bytes, and yield them. Raises as ClientConnection.stream()."""
     peer, count = connection.endpoint.peer, 0
-    reader = ExtentReader(0, size, context, ServerFailed(f"{peer} sent extents that are not those of {size} bytes"))
+    reader = ExtentReader(size, context, ServerFailed(f"{peer} sent extents that are not those of {size} bytes"))
     query = "" if context == "zero" else f"?context={context}"
     for data in connection.stream(f"{path}/extents{query}", timeout=WORK_TIMEOUT):
         for extent in reader.feed(data):

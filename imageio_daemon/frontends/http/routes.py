@@ -98,15 +98,11 @@ class Routes:
         return next((resource.cors for found, _, resource in self._resources if found == pattern), None)
 
 
-def preflight(methods: tuple[str, ...]) -> Handler:
-    """Return a handler of OPTIONS that answers with the methods in `Allow`, and nothing else."""
-
-    async def options(_: web.Request) -> web.Response:
-        return web.Response(headers={"Allow": ",".join(methods)})
-
-    return options
+async def preflight(_: web.Request) -> web.Response:
+    """Answer OPTIONS with READ_METHODS in `Allow`, and nothing else."""
+    return web.Response(headers={"Allow": ",".join(READ_METHODS)})
 
 
 def readable(get: Handler) -> Resource:
     """Return a resource that only tells something, also to pages of other origins."""
-    return Resource({"OPTIONS": preflight(READ_METHODS), "GET": get}, READ_METHODS, READ_METHODS)
+    return Resource({"OPTIONS": preflight, "GET": get}, READ_METHODS, READ_METHODS)

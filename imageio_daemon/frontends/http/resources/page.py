@@ -78,5 +78,5 @@ def _resource(content: bytes, name: str, cache: str) -> Resource:
     async def get(_: web.Request) -> web.Response:
         return web.Response(headers=fields, body=content)
 
-    handlers: dict[str, Handler] = {"OPTIONS": preflight(READ_METHODS), "GET": get, "HEAD": get}
+    handlers: dict[str, Handler] = {"OPTIONS": preflight, "GET": get, "HEAD": get}
     return Resource(handlers, READ_METHODS)

@@ -241,7 +241,7 @@ class Proxied:
                 return await passed(answer, way, transfer.ticket.size)
             require_known(answer, way)
             await transfer.bucket.take(SMALL)
-            reader = ExtentReader(0, min(total, transfer.ticket.size), context, way.gone("invalid extents"))
+            reader = ExtentReader(min(total, transfer.ticket.size), context, way.gone("invalid extents"))
             stream = AnswerStream(request, web.StreamResponse(headers={"Content-Type": JSON}))
             writer = ExtentWriter(stream, context)
             async for data in answer.pieces():

@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manual page imageio-daemon.conf(5), made of the sections.
+"""Print a file that explains all options of the configuration.
 
-`python -m imageio_daemon.config.manual` prints docs/imageio-daemon.conf.5.
+The argument `conf` prints conf/daemon.conf, `man` prints docs/imageio-daemon.conf.5.
 """
 
 import dataclasses
 import inspect
 import sys
+import textwrap
+from collections.abc import Iterator
 
-from .config import SECTIONS
-from .options import describe
+from imageio_daemon.config.config import SECTIONS
+from imageio_daemon.config.options import describe
 
-_HEAD = r""".\" SPDX-License-Identifier: Apache-2.0
-.\" Made by python -m imageio_daemon.config.manual
+SAMPLE_HEAD = """\
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every option of imageio-daemon, with its default.
+#
+# Put the options that you change into a file of your own, /etc/imageio-daemon/conf.d/NAME.conf.
+# The daemon reads the files in the order of their names, and a later value replaces an earlier one.
+# An unknown name or an invalid value stops the start. To check: imageio-daemon --check-config
+"""
+
+MANUAL_HEAD = r""".\" SPDX-License-Identifier: Apache-2.0
+.\" Made by scripts/config_docs.py
 .TH IMAGEIO-DAEMON.CONF 5 "" imageio-daemon "File Formats"
 .SH NAME
 imageio-daemon.conf \- configuration of imageio-daemon
@@ -30,7 +42,7 @@ tells what is wrong.
 A reload of the service changes [log] level, [daemon] max_tickets, max_total_connections and shutdown_timeout, [nbd]
 max_connections, and [limits]. All other options change at the next start.
 """
-_TAIL = r""".SH FILES
+MANUAL_TAIL = r""".SH FILES
 .TP
 .I /etc/imageio-daemon/conf.d/*.conf
 The configuration.
@@ -40,12 +52,12 @@ The configuration.
 """
 
 
-def page() -> str:
+def manual() -> str:
     """Return the page in the man macros (groff_man(7)), with the unit, default and reason of each option."""
-    return _HEAD + "".join(_section(name) for name in SECTIONS) + _TAIL
+    return MANUAL_HEAD + "".join(_manual_section(name) for name in SECTIONS) + MANUAL_TAIL
 
 
-def _section(name: str) -> str:
+def _manual_section(name: str) -> str:
     lines = [f".SH [{name}]", _text(inspect.getdoc(SECTIONS[name]) or "")]
     for option in dataclasses.fields(SECTIONS[name]):
         described = describe(option)
@@ -61,5 +73,24 @@ def _text(text: str) -> str:
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
+def sample() -> str:
+    """Return a configuration file with every option commented out, with its unit, default and reason."""
+    return "\n".join([SAMPLE_HEAD, *(_sample_section(name) for name in SECTIONS)])
+
+
+def _sample_section(name: str) -> str:
+    lines = [*_comment(inspect.getdoc(SECTIONS[name]) or ""), f"[{name}]", ""]
+    for option in dataclasses.fields(SECTIONS[name]):
+        described = describe(option)
+        default = described.write(option.default)
+        lines += [*_comment(described.reason), *_comment(f"Value: {described.expected}.")]
+        lines += [f"#{option.name} = {default}".rstrip(), ""]
+    return "\n".join(lines)
+
+
+def _comment(text: str) -> Iterator[str]:
+    return (f"# {line}" for line in textwrap.wrap(text, 100))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write({"conf": sample, "man": manual}[sys.argv[1]]())
