@@ -8,6 +8,7 @@ neither HTTP nor NBD nor files. They move no bytes, which is the work of lanes. 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import Unpack
 
 from ..errors import DENIED, Canceled, NotFound, OutOfRange, StorageError
 from ..image.extents import Extent, ExtentList, merged
@@ -17,7 +18,7 @@ from ..storage.bucket import SMALL
 from ..storage.durable import DurableRecord
 from ..storage.operation import Kind, Operation, ZeroMethod
 from ..transfers.ticket import Access
-from ..transfers.transfer import Transfer
+from ..transfers.transfer import OperationOptions, Transfer
 
 #: Extents that durable() passes to its consumer at a time.
 DURABLE_BATCH = 4096
@@ -43,35 +44,23 @@ def require_room(transfer: Transfer, backend: Backend, offset: int, length: int)
 
 @asynccontextmanager
 async def running(
-    transfer: Transfer,
-    access: Access | None,
-    offset: int = 0,
-    length: int = 0,
-    *,
-    kind: Kind | None = None,
-    part: bool = False,
+    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0, **options: Unpack[OperationOptions]
 ) -> AsyncIterator[tuple[Operation, Backend]]:
     """Run the block as an operation of the transfer on its open image, as tracked() does. Raises StorageError."""
-    async with tracked(transfer, access, offset, length, kind=kind, part=part) as op:
+    async with tracked(transfer, access, offset, length, **options) as op:
         yield op, await transfer.backend()
 
 
 @asynccontextmanager
 async def tracked(
-    transfer: Transfer,
-    access: Access | None,
-    offset: int = 0,
-    length: int = 0,
-    *,
-    kind: Kind | None = None,
-    part: bool = False,
+    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0, **options: Unpack[OperationOptions]
 ) -> AsyncIterator[Operation]:
     """Run the block as an operation of the transfer. Cancelling the transfer ends any wait in the block.
 
     An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
-    Transfer.track() explains `kind` and `part`. Raises Forbidden, Canceled.
+    Raises Forbidden, Canceled.
     """
-    with transfer.track(access, offset, length, kind=kind, part=part) as op:
+    with transfer.track(access, offset, length, **options) as op:
         try:
             async with _interruptible(op):
                 yield op
@@ -180,7 +169,7 @@ async def reads_zero(transfer: Transfer) -> bool:
 async def size(transfer: Transfer, *, part: bool = False) -> int:
     """Return how many bytes can be read now.
 
-    Transfer.track() explains `part`. Raises Forbidden, Canceled, StorageError.
+    OperationOptions explains `part`. Raises Forbidden, Canceled, StorageError.
     """
     backend = transfer.opened
     # Images only grow, and requests end at the ticket's size. No need to ask storage if the image has reached it.

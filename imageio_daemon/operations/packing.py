@@ -24,7 +24,7 @@ async def packed(transfer: Transfer, maps: BufferPool, *, part: bool) -> AsyncIt
     """Lay out what the image has now as a file, and close that after the block.
 
     The memory of the map counts as a buffer of the transfer, which stays untouched: C allocates the map itself. A lane
-    whose client is gone may keep that for a moment longer. Transfer.track() explains `part`. Raises InvalidRequest if
+    whose client is gone may keep that for a moment longer. OperationOptions explains `part`. Raises InvalidRequest if
     the disk is too large, Unavailable if there is no memory; Shortened, Forbidden, Canceled, StorageError.
     """
     size = await operations.size(transfer, part=part)

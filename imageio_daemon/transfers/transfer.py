@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ..errors import DENIED, Forbidden
 from ..lanes.lane import Lane, Terms
@@ -28,6 +28,16 @@ from .transfer_image import Identify, OpenBackend, TransferImage
 FINALIZED = "finalized"
 
 _KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
+
+
+class OperationOptions(TypedDict, total=False):
+    """Options of Transfer.track(), also of those that call it.
+
+    `kind` is for an operation that is no plain read or write. With `part`, another operation counts the request.
+    """
+
+    kind: Kind
+    part: bool
 
 
 class Transfer:
@@ -89,21 +99,20 @@ class Transfer:
 
     @contextmanager
     def track(
-        self, access: Access | None, offset: int = 0, length: int = 0, *, kind: Kind | None = None, part: bool = False
+        self, access: Access | None, offset: int = 0, length: int = 0, **options: Unpack[OperationOptions]
     ) -> Iterator[Operation]:
         """Run the block as an operation of this transfer.
 
         The status shows it, a cancel ends it, and its end renews the ticket. It ends when the block has ended, and
         storage has released it, too. The range is `length` bytes at `offset`. Pass access None for an operation that
-        any access allows, a kind if it is no plain read or write, and part=True if another operation counts the
-        request. Raises Forbidden if the transfer is cancelled. For a write, raises InUse while the image is verified,
-        and Forbidden after it was finalized.
+        any access allows. Raises Forbidden if the transfer is cancelled. For a write, raises InUse while the image is
+        verified, and Forbidden after it was finalized.
         """
         changes = access is Access.WRITE
-        op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
+        op = Operation(offset, length, self._operation_ended, options.get("kind", _KINDS[access]))
         self._require_may_begin(changes=changes)
         counts = access is not None and self.ticket.counts(access)
-        self.traffic.begin(op, counts=counts, part=part, changes=changes)
+        self.traffic.begin(op, counts=counts, part=options.get("part", False), changes=changes)
         does(op.kind, offset, length)
         try:
             yield op

@@ -3,7 +3,7 @@
 
 import pytest
 
-from imageio_daemon.lanes.places import Places, WaitingConnection
+from imageio_daemon.lanes.shared import Places, WaitingConnection
 
 
 class World:

@@ -9,7 +9,7 @@ import pytest
 
 from imageio_daemon.errors import Unavailable
 from imageio_daemon.frontends.http.connection.lane_place import LanePlace
-from imageio_daemon.lanes.places import Places
+from imageio_daemon.lanes.shared import Places
 from imageio_daemon.transfers.transfer import Transfer
 
 SECONDS = 0.01

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable
 
 from ....errors import Unavailable
-from ....lanes.places import Places, WaitingConnection
+from ....lanes.shared import Places, WaitingConnection
 from ....transfers.transfer import Transfer
 
 

@@ -25,8 +25,7 @@ from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..proxy.body import PassedBody
 from ..proxy.passed_answers import options_of, passed, read_whole, require_known, tag_of, tells_range, translated
-from ..proxy.passing import Passing
-from ..proxy.proxied_download import ProxiedDownload, WantedRange
+from ..proxy.passing import Passing, ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, close_if_wanted, exchange_of, is_closing, name_of, query_of, unmodified
 from ..responses import JSON, AnswerStream, json_response, whole_headers
 from ..routes import READ_METHODS, Handler, Resource
