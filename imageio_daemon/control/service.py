@@ -79,17 +79,13 @@ class ControlService:
         told: dict[str, Any] = self.get(_ticket_path(ticket_id))
         return told
 
-    def extend(self, ticket_id: str, timeout: int) -> None:
-        """Let a ticket expire timeout seconds from now."""
-        self.patch(_ticket_path(ticket_id), {"timeout": timeout})
+    def change(self, ticket_id: str, changes: Mapping[str, int]) -> None:
+        """Let a ticket expire `timeout` seconds from now, or limit it to `rate` bytes per second; 0 is no limit."""
+        self.patch(_ticket_path(ticket_id), changes)
 
     def remove(self, ticket_id: str) -> None:
         """Remove a ticket, and return when no operation uses its image any more. There need not be such a ticket."""
         self._request("DELETE", _ticket_path(ticket_id), timeout=REMOVE_TIMEOUT)
-
-    def limit(self, ticket_id: str, rate: int) -> None:
-        """Limit a ticket to `rate` bytes per second. 0 removes the limit."""
-        self.patch(_ticket_path(ticket_id), {"rate": rate})
 
     # Any resource
 

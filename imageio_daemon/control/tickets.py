@@ -81,18 +81,19 @@ def list_all(options: argparse.Namespace, service: ControlService) -> None:
 
 def extend(options: argparse.Namespace, service: ControlService) -> None:
     """Let tickets expire later, or now."""
-    for state in _selected(options, service):
-        service.extend(state["uuid"], options.timeout)
-        if options.json:
-            output.json_line({"transfer": state["transfer"], "timeout": options.timeout})
+    _change(options, service, timeout=options.timeout)
 
 
 def limit(options: argparse.Namespace, service: ControlService) -> None:
     """Limit tickets to a rate, also requests that run."""
+    _change(options, service, rate=options.rate)
+
+
+def _change(options: argparse.Namespace, service: ControlService, **changes: int) -> None:
     for state in _selected(options, service):
-        service.limit(state["uuid"], options.rate)
+        service.change(state["uuid"], changes)
         if options.json:
-            output.json_line({"transfer": state["transfer"], "rate": options.rate})
+            output.json_line({"transfer": state["transfer"], **changes})
 
 
 def remove(options: argparse.Namespace, service: ControlService) -> None:

@@ -88,7 +88,6 @@ class Lane:
         # The thread of Liveness may read `stats` while the loop frees the lane, because C releases the GIL.
         self._lock = threading.Lock()
         self._lane: Any = ffi.NULL
-        self._refuses = False
         self._tls: TlsSocket | None = None  # kept alive while C uses it
         self._stats = ffi.new("iou_lane_stats *")
         self._failed: Counter[str] = Counter()  # operations that storage has failed, by kind
@@ -112,9 +111,6 @@ class Lane:
                 os.close(copy)
             self._lanes.records.end(self._number)
             raise
-        with self._lock:
-            if self._refuses:  # since before the start
-                lib.iou_lane_refuse(self._lane)
         self._image = backend
         self._reports = Reports(self._lane, backend, self._failed)
         self._tls = tls
@@ -151,9 +147,8 @@ class Lane:
     # The end of the lane
 
     def refuse(self) -> None:
-        """Begin no more requests, and end when none runs. If the lane has not started yet, end it after its start."""
+        """Begin no more requests, and end when none runs."""
         with self._lock:
-            self._refuses = True
             if self._lane:
                 lib.iou_lane_refuse(self._lane)
 

@@ -80,8 +80,8 @@ def release_expired(store: TransferStore) -> None:
 async def purge_expired(store: TransferStore, seconds: float) -> None:
     """Remove tickets that have expired `seconds` ago or earlier, and on which no request runs.
 
-    A ticket that cannot be removed stays, and the log has the reason. Call this on the loop of the control service, so
-    that nobody can extend a ticket between its check and its cancel.
+    A ticket that cannot be removed stays, and the log has the reason. Nobody can extend a ticket between its check and
+    its cancel, which are one step.
     """
     for transfer in store.all():
         ticket_id = transfer.ticket.ticket_id

@@ -86,8 +86,7 @@ class RequestActivity:
         """Return what the request does, or None if it has not begun an operation."""
         if self._operation is None:
             return None
-        waits = tuple(self._waiting)
-        return Doing(*self._operation, self.seconds, waits[-1] if waits else "")
+        return Doing(*self._operation, self.seconds, self._waiting[-1] if self._waiting else "")
 
 
 _current: ContextVar[RequestActivity | None] = ContextVar("activity", default=None)

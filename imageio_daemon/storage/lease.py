@@ -15,7 +15,7 @@ class Lease:
     """Hold the expiry of a ticket and the time of its last use, in memory that Python and C share.
 
     Times are seconds of time.monotonic(), which is the clock of C (CLOCK_MONOTONIC). `shared` is the iou_lease of C.
-    Python changes it only under the transfer's lock. C may renew it at any time, while it serves requests.
+    Python changes it only on the event loop. C may renew it at any time, while it serves requests.
     """
 
     __slots__ = ("shared",)

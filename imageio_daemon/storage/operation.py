@@ -145,7 +145,7 @@ class Operation:
 
     def retain(self) -> None:
         """Keep the operation alive until one more release()."""
-        self._answered = time.monotonic()  # first, so that another thread which reads storage_wait sees no old time
+        self._answered = time.monotonic()
         if self._work is not None and not self.in_storage:
             self._began = self._work.wait(Wait.STORAGE)
         self._holders += 1

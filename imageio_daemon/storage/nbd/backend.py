@@ -39,7 +39,6 @@ class NbdBackend(Backend):
 
     def __init__(self, engine: Engine, client: NbdClient, name: str, zero_unit: int | None) -> None:
         super().__init__(engine, client.handle, name)
-        self._loop = asyncio.get_running_loop()
         self._client = client
         self._zero_unit = zero_unit
         self._warm_up: WarmUp | None = None
@@ -116,8 +115,7 @@ class NbdBackend(Backend):
     async def close(self) -> None:
         """End the session in order. No connection is left when this returns. Later calls do nothing."""
         if not self._closed:
-            closing = asyncio.run_coroutine_threadsafe(self._say_goodbye(), self._loop)
-            await asyncio.shield(asyncio.wrap_future(closing))
+            await asyncio.shield(self._say_goodbye())
 
     async def _say_goodbye(self) -> None:
         in_order = self._warm_up is None or await self._warm_up.end()

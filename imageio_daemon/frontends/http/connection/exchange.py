@@ -115,7 +115,7 @@ class Exchange:
         TooManyConnections, Forbidden.
         """
         if transfer not in self._transfers:
-            end = partial(self._loop.call_soon_threadsafe, self._end, transfer)
+            end = partial(self._loop.call_soon, self._end, transfer)
             transfer.connections.add(self, end, service=self.service, client=self.peer, doing=self._doing)
             self._transfers.append(transfer)
         for old in [old for old in self._transfers if old is not transfer and old not in self._kept]:
@@ -141,7 +141,7 @@ class Exchange:
 
     def _has_ticket(self) -> bool:
         """Tell whether any transfer of the connection is in force."""
-        return any(transfer.in_force for transfer in tuple(self._transfers))
+        return any(transfer.in_force for transfer in self._transfers)
 
     def lost(self) -> None:
         """Remove the connection from its transfers. fields() may still be called."""

@@ -197,8 +197,6 @@ class LaneHandover:
         self._lane = lane
         self._exchange.worker = lane
         lane.watch(transfer.traffic.collect, lambda: self._ended(lane, transfer))
-        if transfer.permission.canceled:  # another thread did it before the lane had started
-            lane.cancel()
 
     def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = None
