@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/numbers.h"
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
@@ -74,7 +73,7 @@ void link_drop(struct qcow2 *q, uint64_t entry) {
         length = map_compressed(q, entry, &offset);
     if (offset) {
         uint64_t first = offset >> q->cluster_bits, last = (offset + length - 1) >> q->cluster_bits;
-        frees_add(&q->unlinked, first, min_u64(last + 1, q->space.tail) - first);
+        frees_add(&q->unlinked, first, last + 1 - first); /* all of them counted: the walk has looked */
     }
 }
 

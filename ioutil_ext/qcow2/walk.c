@@ -73,7 +73,7 @@ static int count_data(struct walk *walk, uint64_t offset, uint64_t length) {
     uint32_t bits = walk->q->cluster_bits;
     for (uint64_t i = offset >> bits; i <= (offset + length - 1) >> bits; i++) {
         if (i >= walk->clusters)
-            return length > walk->q->cluster ? 0 : refuse_walk(walk, "an entry leads past the end of the file", offset);
+            return refuse_walk(walk, "an entry leads past the end of the file", offset);
         if (i == 0 || bits_test(&walk->tables, i))
             return refuse_walk(walk, "an entry leads into a table", offset);
         count_cluster(walk, i);
@@ -103,8 +103,8 @@ static int count_entry(struct walk *walk, uint64_t entry, bool active) {
     if (map_entry(q, walk->op, entry, &mapping))
         return refuse_walk(walk, "an L2 entry cannot be right", entry & ENTRY_OFFSET);
     if (mapping.kind == KIND_COMPRESSED) {
-        uint64_t length = map_compressed(q, entry, &offset); /* which may end behind the file */
-        return count_data(walk, offset, min_u64(length, (walk->clusters << q->cluster_bits) - offset));
+        uint64_t length = map_compressed(q, entry, &offset);
+        return count_data(walk, offset, length);
     }
     if (!mapping.host)
         return 0;

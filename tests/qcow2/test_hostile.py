@@ -16,7 +16,7 @@ from imageio_daemon.image.qcow2 import parse
 from ioutil_ext import ffi, lib
 
 from ..ioutil.engine_driver import Failed
-from .disk import Disk, Judged, Layer, Verdict, create, qemu_io
+from .disk import Disk, Judged, Layer, Verdict, checked, create, qemu_io
 from .golden import poke, raw_source
 
 LONG = bool(os.environ.get("IMAGEIO_TEST_LONG"))
@@ -188,6 +188,19 @@ def test_table(name: str, image: Path) -> None:
         assert errors <= {0, 5}
         if "count" in name:
             assert disk.read(100 << 10, 200 << 10) == b"\5" * (200 << 10)
+
+
+def test_compressed_cluster_that_claims_more_than_the_file_has(tmp_path: Path) -> None:
+    """What comes to lie there would be freed with it."""
+    path = create(tmp_path / "image", "1M")
+    qemu_io(path, "write -c -P 6 64k 64k")
+    second = table_of(path)[1] + 8
+    entry = struct.unpack_from(">Q", path.read_bytes(), second)[0]
+    poke(path, second, u64(entry | 255 << 54))  # sectors: those of two clusters
+    assert checked(path) == 2
+    assert verdict(path, writable=True).reason == "an entry leads past the end of the file (0x50000)"
+    with Disk(path, writable=False) as disk:
+        assert disk.read(65536, 65536) == b"\6" * 65536
 
 
 def test_truncated_data_is_an_error_and_not_zeros(image: Path) -> None:
