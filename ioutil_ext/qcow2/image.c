@@ -97,11 +97,11 @@ static int64_t change_once(struct op *op, uint64_t start, uint64_t length) {
 static int64_t change_clusters(struct op *op, uint64_t start, uint64_t length) {
     struct qcow2 *q = top_of(op);
     int64_t done = change_once(op, start, length);
-    for (bool waits = true; done == -ENOSPC && waits && !op_canceled(op);) {
+    for (bool waits = true; space_is_full(done) && waits && !op_canceled(op);) {
         waits = flush_reclaim(q, op);
         done = change_once(op, start, length);
     }
-    if (done == -ENOSPC && op_canceled(op))
+    if (space_is_full(done) && op_canceled(op))
         return op_fail(op, IOU_SYS_NONE, ECANCELED);
     int error = done < 0 ? 0 : flush_if_full(q, op);
     return error ? error : done;

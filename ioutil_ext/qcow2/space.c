@@ -35,7 +35,7 @@ static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clu
     if (end > MAX_HOST)
         return op_fail(op, IOU_SYS_NONE, EFBIG);
     error = layer_grow(op, q->file, end);
-    if ((error == -ENOSPC || error == -EFBIG || error == -EDQUOT) && end > least)
+    if (space_is_full(error) && end > least)
         error = layer_grow(op, q->file, least);
     return error;
 }
@@ -140,7 +140,7 @@ static int choose_or_grow(struct qcow2 *q, struct op *op, uint64_t count, enum w
     int error = choose_clusters(q, count, wanted, taken);
     while (error == -EAGAIN) {
         error = grow_clusters(q, op, count);
-        if (error == -ENOSPC && wanted != WANT_TAIL && choose_clusters(q, 1, WANT_ANY, taken) == 0)
+        if (space_is_full(error) && wanted != WANT_TAIL && choose_clusters(q, 1, WANT_ANY, taken) == 0)
             return 0; /* the last ones, whatever they hold */
         if (!error)
             error = choose_clusters(q, count, wanted, taken);

@@ -23,7 +23,13 @@ struct taken {
 /* zeros: those that read as zeros, if there are some. tail: those behind all others. */
 enum wanted { WANT_ANY, WANT_ZEROS, WANT_TAIL };
 
-/* Take at most so many clusters, at least one. -ENOSPC. */
+/* Whether an error says that the file cannot grow, for want of space or by a limit on it. Clusters that it has and
+   nobody uses can be taken all the same. */
+static inline bool space_is_full(int64_t error) {
+    return error == -ENOSPC || error == -EDQUOT || error == -EFBIG;
+}
+
+/* Take at most so many clusters, at least one. An error of space_is_full(). */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
 /* Whether clusters of zeros can be taken, and taking them needs no call: WANT_ZEROS may else get others, or grow the

@@ -194,6 +194,27 @@ def test_the_end_of_a_device_is_that_of_its_space(tmp_path: Path) -> None:
         assert disk.read(CLUSTER, written - CLUSTER) == b"d" * (written - CLUSTER)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_file_that_may_not_grow_has_the_space_that_it_has_freed(tmp_path: Path, code: int) -> None:
+    path = create(tmp_path / "image", 4 * MIB)
+    recorder = Recorder(path, path.read_bytes())
+    with recorder.installed():
+        disk = Disk([Layer(path)], shared=True)
+        disk.write(0, b"a" * MIB)
+        recorder.fault = Fault("fallocate", code, 0, for_ever=True)
+        data = ffi.from_buffer(b"d" * CLUSTER)
+        places = range(MIB, 3 * MIB, CLUSTER)
+        errors = [disk.attempt(lib.IOU_WRITE, at, CLUSTER, buffer=data).error for at in places]
+        assert set(errors[errors.count(0) :]) == {code}
+        disk.zero(0, CLUSTER)
+        disk.write(3 * MIB, b"e" * CLUSTER)
+        expected = disk.content()
+        disk.close()
+    image = Checked(recorder.content)
+    assert not image.wrong
+    assert image.content() == expected
+
+
 def test_on_a_full_device_a_write_waits_for_readers_of_what_was_freed(tmp_path: Path) -> None:
     with full_device(tmp_path) as (_, disk, written):
         ended = threading.Event()
