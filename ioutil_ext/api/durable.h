@@ -77,8 +77,8 @@ void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, 
 iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t length);
 
 /*
- * End a flush. error: 0: what it covers is durable; ECANCELED: it has not begun; any other errno: it has failed, and
- * the record is closed. Frees covered.
+ * End a flush. error: 0: what it covers is durable; ECANCELED: a later one may make it durable; any other errno: each
+ * later flush fails, too, and the record is closed. Frees covered.
  */
 void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error);
 

@@ -78,12 +78,13 @@ void op_unclaim(struct op *op) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-/* Flush, and note for the record of durable ranges what the flush covers: all, or the operation's range. */
+/* Flush, and note for the record of durable ranges what the flush covers: all, or the operation's range. If it fails
+   alone, a later one covers that. */
 static int flush_recorded(struct op *op) {
     iou_durable *record = op->handle->durable;
     iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
     int error = op->handle->ops->run[IOU_FLUSH](op);
-    iou_durable_flushed(record, covered, -error);
+    iou_durable_flushed(record, covered, error && !op->flushes_fail ? ECANCELED : -error);
     return error;
 }
 
@@ -120,16 +121,17 @@ static int begin_change(struct op *op) {
     return 0;
 }
 
-/* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. */
-static int end_change(struct op *op) {
+/* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. error:
+   of the change. */
+static int end_change(struct op *op, int error) {
     bool fua = op->flags & IOU_FUA;
-    int error = fua ? op->handle->ops->sync(op) : 0;
-    if (error)
-        iou_durable_flushed(op->handle->durable, NULL, -error);
-    if (error || op->kind == IOU_TRIM)
-        return error;
-    iou_durable_changed(op->handle->durable, op->offset, op->length, fua);
-    return 0;
+    if (!error && fua)
+        error = op->handle->ops->sync(op);
+    if (op->flushes_fail)
+        iou_durable_flushed(op->handle->durable, NULL, EIO);
+    if (!error && op->kind != IOU_TRIM)
+        iou_durable_changed(op->handle->durable, op->offset, op->length, fua);
+    return error;
 }
 
 /* Whether the journal is to be written: after each flush, and after FUA once a second. */
@@ -162,8 +164,8 @@ static bool run_but_journal(struct op *op, int *error) {
         *error = run_kind(op);
     if (!*error && !is_op_whole(op))
         return false;
-    if (!*error && changes_data(op->kind))
-        *error = end_change(op);
+    if (changes_data(op->kind))
+        *error = end_change(op, *error);
     return true;
 }
 

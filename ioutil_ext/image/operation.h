@@ -102,6 +102,7 @@ struct op {
     bool shares_thread;                /* others need its thread: it does not wait for the journal of its handle */
     bool needs_worker;                 /* what comes next waits for that journal; set only if it shares its thread */
     bool is_done;                      /* all but the write of that journal has been done */
+    bool flushes_fail;                 /* it has found that each later flush fails */
     struct waiter waiter;              /* of who began it: for its claim, a worker, or the server of the image */
     struct claim claim;
     struct zeroing zeroing;

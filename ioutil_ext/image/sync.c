@@ -12,12 +12,14 @@
 int io_flush_failed(struct op *op, iou_syscall call, int error) {
     op->handle->image->flush_error = -error;
     op->handle->image->flush_failures++;
+    op->flushes_fail = true;
     return op_fail(op, call, error);
 }
 
 int io_check_flushes(struct op *op) {
     struct image *image = op->handle->image;
     bool failed = image->flush_failures != op->handle->flush_failures;
+    op->flushes_fail |= failed;
     return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
 }
 

@@ -82,17 +82,21 @@ int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
  * comes, before any later reply is looked at.
  */
 
-/* Fail if a flush has failed. */
-static int check_flushes(struct round *round) {
+/* Fail if a flush has failed. error: of the operation so far, which comes first. */
+static int check_flushes(struct round *round, int error) {
     pthread_mutex_lock(&round->client->lock);
     iou_nbd_failure failure = round->client->flush_failure;
     pthread_mutex_unlock(&round->client->lock);
-    return failure.number ? round_fail(round, failure.number, failure.error) : 0;
+    round->op->flushes_fail = failure.number;
+    return error || !failure.number ? error : round_fail(round, failure.number, failure.error);
 }
 
-/* Whether the server has answered that the requests of an operation have failed. */
-static bool was_refused(const struct op *op, int error) {
-    return error && op->result.syscall == IOU_SYS_SERVER && error != -ENOTCONN;
+static int fail_without_flush(struct round *round) {
+    struct client *client = round->client;
+    pthread_mutex_lock(&client->lock);
+    uint64_t failure = failure_add(client, IOU_NBD_NO_FLUSH, NULL, EOPNOTSUPP, "", 0);
+    pthread_mutex_unlock(&client->lock);
+    return round_fail(round, failure, EOPNOTSUPP);
 }
 
 /* Send a flush on each connection: it covers what was answered on that one, at least. */
@@ -110,24 +114,22 @@ int nbd_sync(struct op *op) {
     int error = round_enter(&round, op);
     if (error)
         return error;
+    error = check_flushes(&round, 0);
+    if (!error && !(round.agreed.flags & NBD_CAN_FLUSH))
+        error = fail_without_flush(&round);
+    if (error)
+        return error;
     struct client *client = round.client;
     pthread_mutex_lock(&client->lock);
-    iou_nbd_failure failure = client->flush_failure;
     uint64_t changed = client->session.changed, session = client->session.number;
     uint32_t connections = client->session.count;
-    if (!failure.number && !(round.agreed.flags & NBD_CAN_FLUSH))
-        failure.number = failure_add(client, IOU_NBD_NO_FLUSH, NULL, failure.error = EOPNOTSUPP, "", 0);
     pthread_mutex_unlock(&client->lock);
-    if (failure.number)
-        return round_fail(&round, failure.number, failure.error);
     error = flush_all(&round, connections);
-    if (was_refused(op, error))
-        iou_durable_flushed(op->handle->durable, NULL, EIO);
     pthread_mutex_lock(&client->lock);
     if (!error && client->session.number == session)
         client->session.flushed = max_u64(client->session.flushed, changed);
     pthread_mutex_unlock(&client->lock);
-    return error ? error : check_flushes(&round);
+    return check_flushes(&round, error);
 }
 
 /* ---- reading and writing ---------------------------------------------------------------------------------------- */
@@ -170,11 +172,9 @@ void nbd_begin_change(struct round *round) {
 
 int nbd_changed(struct round *round, int error) {
     struct op *op = round->op;
-    if (round->flags & FLAG_FUA && was_refused(op, error) && error != -ENOTSUP) /* a zero that would not be fast */
-        iou_durable_flushed(op->handle->durable, NULL, EIO);
-    if (error || !(op->flags & IOU_FUA))
+    if (!(op->flags & IOU_FUA))
         return error;
-    return round->agreed.flags & NBD_CAN_FUA ? check_flushes(round) : nbd_sync(op);
+    return error || round->agreed.flags & NBD_CAN_FUA ? check_flushes(round, error) : nbd_sync(op);
 }
 
 static int write_whole_blocks(struct op *op, struct round *round, struct blocks *blocks) {

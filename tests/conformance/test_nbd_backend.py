@@ -1405,6 +1405,23 @@ async def test_nothing_is_durable_after_a_flush_or_fua_has_failed(
     assert list(record.ranges()) == [(0, 4096)]
 
 
+@pytest.mark.parametrize("command", [Command.READ, Command.FLUSH])
+async def test_record_goes_on_after_what_fails_no_later_flush(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord, command: Command
+) -> None:
+    """A read of a block's rest for a write with FUA; a flush of nothing, which a server refuses that shuts down."""
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    backend = await open_nbd(server)
+    backend.keep(record)
+    answering(server, command, ErrorNumber.EIO if command == Command.READ else ErrorNumber.ESHUTDOWN)
+    with pytest.raises(StorageError):
+        await (write(backend, pool, 8192, b"fua", fua=True) if command == Command.READ else backend.flush(Operation()))
+    server.answer = None
+    await write(backend, pool, 8192, b"after")
+    await backend.flush(Operation())
+    assert list(record.ranges()) == [(0, 4096), (8192, 8197)]
+
+
 async def test_nothing_is_durable_after_a_change_without_an_answer(
     server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
 ) -> None:
