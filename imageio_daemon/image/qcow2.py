@@ -17,6 +17,7 @@ _EXTENSION = Struct(">II")
 
 #: The known bits of incompatible_features: dirty, corrupt, external data file, compression type, extended L2 entries.
 _KNOWN_FEATURES = 0x1F
+_CORRUPT_BIT = 1 << 1
 _DATA_FILE_BIT = 1 << 2
 
 _END = 0
@@ -66,6 +67,13 @@ def disk_size(read: Read) -> int:
     require_magic(read, 0, QCOW2, "qcow2")
     _, _, _, _, size, _ = unpack(_HEAD, read, 0)
     return int(size)
+
+
+def is_marked_corrupt(read: Read) -> bool:
+    """Tell whether an image must be repaired before it is written. Raises ValueError if there is no qcow2 header."""
+    require_magic(read, 0, QCOW2, "qcow2")
+    version, *_ = unpack(_HEAD, read, 0)
+    return version >= 3 and bool(unpack(_HEAD_V3, read, _HEAD_V3_OFFSET)[0] & _CORRUPT_BIT)
 
 
 def _zero_unit(version: int, cluster: int, data_file: str | None) -> int | None:

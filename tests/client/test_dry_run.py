@@ -328,6 +328,18 @@ def test_update_of_a_qcow2_would_be_refused_for_its_size(
     assert copy.read_bytes() == before
 
 
+def test_update_of_a_qcow2_that_is_marked_as_corrupt_would_be_refused(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", copy, str(SIZE + 512)], check=True)
+    with copy.open("r+b") as file:
+        file.seek(79)
+        file.write(b"\2")
+    (error,) = preview_download(daemon.url(target.ticket), copy, settings=tls, update=True).refused
+    assert "marked as corrupt (repair it: qemu-img check -r all)" in str(error)
+
+
 def test_update_of_an_image_in_use_would_be_refused(daemon: Daemon, target: Image, tmp_path: Path) -> None:
     copy = tmp_path / "copy.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", copy, str(SIZE + 512)], check=True)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...image.qcow2 import is_marked_corrupt
 from ..errors import ImageInUse, LocalError
 from .image_source import FormatSource, PresentSource
 from .image_target import ImageTarget
@@ -90,6 +91,7 @@ class UpdatedQcow2(ImageTarget["Qcow2Image | PrivateQemuNbd"]):
             raise LocalError(f"can't write {path}: {os.strerror(errno.EACCES)}")
         with contextlib.closing(_opened(path, shared=True)) as image:
             _require_size(str(path), image.size, size)
+        _require_sound(path)
 
     def start(self, size: int) -> None:
         """Open the image. Raise LocalError unless it has this size."""
@@ -127,3 +129,10 @@ def _why(path: Path, reason: NeedsQemu) -> str:
 def _require_size(name: str, has: int, size: int) -> None:
     if has != whole_sectors(size):
         raise LocalError(f"{name} is an image of {has} bytes, and the other one has {size}: qemu-img resize")
+
+
+def _require_sound(path: Path) -> None:
+    """Raise LocalError if an image is marked as corrupt. Such an image can be read, and not opened for writing."""
+    with path.open("rb", buffering=0) as file:
+        if is_marked_corrupt(lambda offset, length: os.pread(file.fileno(), length, offset)):
+            raise LocalError(f"can't open {path}: it is marked as corrupt (repair it: qemu-img check -r all)")
