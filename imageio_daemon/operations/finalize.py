@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..errors import DENIED, Canceled, Error, InUse
 from ..image.blockhash import Total
 from ..storage.buffers import BufferPool
+from ..storage.running import Kind
 from ..transfers.store import TransferStore
 from ..transfers.transfer import FINALIZED, Transfer
 from . import operations
@@ -164,14 +165,17 @@ class Finalizer:
 
     @asynccontextmanager
     async def _turn(self, transfer: Transfer) -> AsyncIterator[None]:
-        """Run the block when no other verification reads the image through any ticket."""
+        """Run the block when no other verification reads the image through any ticket.
+
+        The wait for others is an operation: a cancel of the transfer ends it, and the ticket does not expire meanwhile.
+        """
         backend = transfer.opened
         image = None if backend is None else backend.info.identity
         key = image or transfer.ticket.url
         mine = asyncio.Event()
-        while (other := self._images.setdefault(key, mine)) is not mine:
-            await other.wait()
-            transfer.permission.require_not_canceled()
+        async with operations.tracked(transfer, None, kind=Kind.CHECKSUM, part=True):
+            while (other := self._images.setdefault(key, mine)) is not mine:
+                await other.wait()
         try:
             yield
         finally:

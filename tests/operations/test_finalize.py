@@ -191,16 +191,47 @@ async def test_another_one_is_refused_while_it_runs(world: World) -> None:
     await running
 
 
-async def test_another_ticket_of_the_image_waits_for_its_turn(world: World) -> None:
-    held = world.backend.hold("pread")
-    first = world.begin(world.transfer)
-    await held.reached.wait()
-    second = world.begin(world.other)
+async def _both(world: World) -> list["asyncio.Task[dict[str, object] | None]"]:
+    """Begin both, and return when the second one waits for its turn."""
+    tasks = [world.begin(world.transfer)]
+    while not world.backend.calls.count("pread"):
+        await asyncio.sleep(0)
+    tasks.append(world.begin(world.other))
     while world.memory.flushes < 2:
         await asyncio.sleep(0)
+    for _ in range(10):  # from its flush to its wait
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_another_ticket_of_the_image_waits_for_its_turn(world: World) -> None:
+    held = world.backend.hold("pread")
+    first, second = await _both(world)
     assert not second.done()
     held.release()
     assert await first == await second
+
+
+async def test_one_that_waits_for_its_turn_ends_with_its_transfer(world: World) -> None:
+    world.backend.hold("pread")
+    first, second = await _both(world)
+    world.other.cancel()
+    with pytest.raises(Canceled):
+        await asyncio.wait_for(second, 10)
+    world.transfer.cancel()
+    with pytest.raises(Canceled):
+        await first
+
+
+async def test_ticket_of_one_that_waits_for_its_turn_does_not_expire(world: World) -> None:
+    held = world.backend.hold("pread")
+    first, second = await _both(world)
+    world.other.permission.extend(1e-9)
+    world.other.release_expired()
+    assert world.other.opened is not None
+    held.release()
+    assert await first == await second
+    assert world.other.permission.valid
 
 
 async def test_it_is_not_answered_before_it_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
