@@ -16,7 +16,7 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ..errors import StorageError
+from ..errors import StorageError, Unavailable
 from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import Doing
 from ..runtime.sums import By, Count
@@ -25,6 +25,7 @@ from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
 from ..storage.lease import Lease
 from ..storage.operation import Operation, Totals, WaitingOperation, ZeroMethod
+from ..storage.threads import tell_lack
 from .records import WAITS, Reports
 from .shared import Lanes
 
@@ -69,6 +70,9 @@ class Terms:
         """Start a lane of C, with `common` options, and put it into `result`. Return 0 or a negative errno."""
         raise NotImplementedError
 
+#: What a start fails with for lack of a thread, memory or descriptors. The storage has no part in it.
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
 
 class Lane:
     """A connection that C serves. Use it on the event loop, except `stats`, which a thread of Liveness reads, too.
@@ -97,9 +101,9 @@ class Lane:
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
         """Serve the socket of this descriptor. The lane gets a copy of the descriptor.
 
-        `rest` has the bytes that were received already, at most MAX_STAGED. If the
-        connection has TLS, pass it as `tls`. Only the lane uses it until its end. Raises StorageError if C cannot start
-        the lane, Canceled if the image is closed, and OSError.
+        `rest` has the bytes that were received already, at most MAX_STAGED. If the connection has TLS, pass it as
+        `tls`. Only the lane uses it until its end. Raises Unavailable if there is no thread, memory or descriptor for
+        the lane, StorageError if C cannot start it, Canceled if the image is closed, and OSError.
         """
         self._number = self._lanes.records.begin(self._names, self.describe)
         copy = -1
@@ -118,7 +122,7 @@ class Lane:
         self._lanes.served.begin((self._service, By.LANE), self)
 
     def _begin(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
-        """Start and return the iou_lane of C. Raises StorageError, Canceled."""
+        """Start and return the iou_lane of C. Raises Unavailable, StorageError, Canceled."""
         common = {
             "number": self._number,
             "fd": fd,
@@ -135,6 +139,9 @@ class Lane:
         result = ffi.new("iou_lane **")
         with backend.lane_handle() as handle:
             code = terms.start(self._lanes.shared, handle, common, result)
+        if -code in _NO_ROOM:
+            tell_lack(f"start of a lane: {os.strerror(-code)}")
+            raise Unavailable(f"There is no lane for the request now: {os.strerror(-code)}")
         if code:
             raise StorageError(-code, backend.name, "serve")
         return result[0]

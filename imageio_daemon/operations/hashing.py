@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from ..errors import Unavailable
 from ..image.blockhash import DataBlock, Pieces
 from ..image.digests import Piece, new_digests
 from ..storage.backend import Backend
@@ -38,7 +39,7 @@ class Hashing:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hash")
 
     async def run(self, function: Callable[[], None], size: int, buffer: Buffer | None = None) -> None:
-        """Call a function in a thread, or on the loop if it hashes at most SMALL bytes.
+        """Call a function in a thread, or on the loop if it hashes at most SMALL bytes. Raises Unavailable.
 
         This retains the buffer until the function returns, even if the task is cancelled.
         """
@@ -46,7 +47,10 @@ class Hashing:
             function()
             return
         loop = asyncio.get_running_loop()
-        future: Future[None] = self._executor.submit(function)
+        try:
+            future: Future[None] = self._executor.submit(function)
+        except RuntimeError:  # no thread can be started, or the daemon ends
+            raise Unavailable("There is no thread for the request now") from None
         if buffer is not None:
             buffer.retain()
             future.add_done_callback(lambda _: loop.call_soon_threadsafe(buffer.release))

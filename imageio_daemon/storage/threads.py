@@ -2,16 +2,33 @@
 """Blocking functions in threads of their own."""
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from ..errors import Unavailable
+
 _T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+#: Seconds between tries of surely_in_thread() to start a thread.
+INTERVAL = 0.1
+#: Seconds between two lines of the log about the lack of threads.
+TELL_INTERVAL = 60.0
+
+_told = -TELL_INTERVAL
 
 
 def start_thread(function: Callable[[], _T]) -> "Future[_T]":
-    """Call a blocking function in a new thread, which does not hold up the end of the process."""
+    """Call a blocking function in a new thread, which does not hold up the end of the process.
+
+    The future fails with Unavailable if no thread can be started: by a limit on processes, as services (TasksMax=) and
+    containers have it.
+    """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -21,12 +38,16 @@ def start_thread(function: Callable[[], _T]) -> "Future[_T]":
         except BaseException as e:  # noqa: BLE001 - raised again by future.result()
             future.set_exception(e)
 
-    threading.Thread(target=run, name="blocking", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="blocking", daemon=True).start()
+    except RuntimeError as e:
+        tell_lack(str(e))
+        future.set_exception(Unavailable("There is no thread for the request now"))
     return future
 
 
 async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] | None = None) -> _T:
-    """Call a blocking function in a new thread, and return its result.
+    """Call a blocking function in a new thread, and return its result. Raises Unavailable as start_thread() says.
 
     Cancelling the task does not end the function. Then `discard` is called with the result, in another thread.
     """
@@ -37,3 +58,21 @@ async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] 
         if discard is not None:
             start_thread(lambda: discard(future.result()))
         raise
+
+
+async def surely_in_thread(function: Callable[[], _T]) -> _T:
+    """Do as in_thread(), and wait while no thread can be started. For the end of what would stay in use otherwise."""
+    while True:
+        try:
+            return await in_thread(function)
+        except Unavailable:
+            await asyncio.sleep(INTERVAL)
+
+
+def tell_lack(why: str) -> None:
+    """Log that requests are refused because the host allows no more threads or the like, at most once a minute."""
+    global _told  # noqa: PLW0603 - the lack is the process's, too
+    now = time.monotonic()
+    if now - _told >= TELL_INTERVAL:
+        _told = now
+        log.error("requests are refused, because the host allows no more: %s", why)

@@ -21,7 +21,7 @@ from ..runtime import logs
 from ..runtime.state import UNFINISHED, StateDirectory, read_file, remove_file
 from ..storage.backend import Backend, BackendInfo
 from ..storage.durable import NO_RECORD, DurableRecord
-from ..storage.threads import in_thread, start_thread
+from ..storage.threads import in_thread, start_thread, surely_in_thread
 from .ticket import Access, Ticket
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ class DurableRecords:
     async def open(self, ticket: Ticket, backend: Backend) -> RecordWriter | None:
         """Begin the record of an image that was just opened, until close(). Return None if the ticket may not write.
 
-        Raises StorageError if an old record cannot be removed. Then the image must not be written.
+        Raises StorageError if an old record cannot be removed, and Unavailable if there is no thread for this. Then the
+        image must not be written.
         """
         if not ticket.may(Access.WRITE):
             return None
@@ -113,7 +114,7 @@ class DurableRecords:
     async def close(self, writer: RecordWriter) -> None:
         """End the record of an image that was closed. Its journal stays."""
         self._tell(writer)
-        await in_thread(lambda: self._end(writer))
+        await surely_in_thread(lambda: self._end(writer))
 
     def watch(self) -> None:
         """Write what journals lack, log journals that cannot be kept, and remove old ones. Call this every few seconds.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -307,6 +308,33 @@ async def test_journals_that_cannot_be_removed_are_told(
     monkeypatch.setattr(durable_records, "_tidy", fail)
     records.watch()
     eventually(lambda: "cannot be removed" in caplog.text, "it is logged")
+
+
+async def test_watch_goes_on_after_a_time_without_threads(
+    records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_records, "TIDY_INTERVAL", 0)
+    await records.close(await open_image("a"))
+    (journal,) = journals.iterdir()
+    os.utime(journal, (0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        records.watch()
+    assert journal.exists()
+    records.watch()
+    eventually(lambda: not journal.exists(), "it is removed")
+
+
+async def test_image_is_left_to_others_after_a_time_without_threads(records: DurableRecords, open_image: Open) -> None:
+    writer = await open_image("a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        closing = asyncio.create_task(records.close(writer))
+        await asyncio.wait([closing], timeout=0.01)
+    await asyncio.wait_for(closing, 10)
+    second = await open_image("b")
+    assert not second.shared
+    await records.close(second)
 
 
 async def test_watch_does_not_wait_for_a_disk_that_hangs(

@@ -23,7 +23,7 @@ from ...image.extents import Extent, ExtentList, ExtentStream
 from ...runtime import descriptors
 from ...units import MAX_OFFSET, KiB
 from ..operation import Operation
-from ..threads import in_thread
+from ..threads import in_thread, surely_in_thread
 from .process import NO_PROGRAM, environment
 
 #: Most processes at a time. Each has all of its answer in memory, some 100 bytes for an object.
@@ -60,7 +60,7 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
                 async for found in lists:
                     yield found
         finally:
-            await in_thread(process.end)
+            await surely_in_thread(process.end)
     finally:
         op.release()
 

@@ -20,7 +20,7 @@ from ...errors import StorageError, Unusable
 from ...image.chain import Chain
 from ...runtime import descriptors
 from ...urls.nbd import NbdAddress
-from ..threads import in_thread, start_thread
+from ..threads import in_thread, start_thread, surely_in_thread
 from . import reasons
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class QemuNbd:
         If the kernel refuses qemu-nbd asynchronous I/O, it is started again with threads that read and write. The
         kernel is not asked before: it takes 30 ms to answer, and may refuse qemu-nbd later what it grants now.
 
-        Raises Unusable if the program is missing, StorageError if it does not start in time, and the error of
-        reasons.not_opened() if it ends at its start.
+        Raises Unusable if the program is missing, StorageError if it does not start in time, Unavailable if there is no
+        thread, and the error of reasons.not_opened() if it ends at its start.
         """
         if chain.direct:
             with contextlib.suppress(reasons.AsyncIoRefused):
@@ -162,7 +162,8 @@ class QemuNbd:
                 log.error("qemu-nbd for %s does not end, and is killed", self._image)
                 self._process.kill()
         await asyncio.wait([ended])
-        await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
+        ended.exception()  # so that asyncio does not log it: _serving() raises it
+        await surely_in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
 
     async def _serving(self, timeout: float) -> None:
         """Wait until the process accepts connections, which it shows by its pid file."""

@@ -2,6 +2,7 @@
 """Connections on their way to a lane and back, in the test's own process, on a socket pair and a file."""
 
 import asyncio
+import errno
 import select
 import socket
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from imageio_daemon.frontends.http.connection.lane_service import LaneService
 from imageio_daemon.frontends.http.request import exchange_of
 from imageio_daemon.frontends.http.routes import Resource, Routes
 from imageio_daemon.frontends.http.server import HttpServer
-from imageio_daemon.lanes.http import Instruction
+from imageio_daemon.lanes.http import HttpTerms, Instruction
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.net.connection_limit import ConnectionLimit
@@ -183,6 +184,14 @@ async def test_request_is_unavailable_where_no_descriptor_is_left(
 
     async with world.client() as client:
         monkeypatch.setattr("imageio_daemon.lanes.lane.os.dup", refuse)
+        client.send(DECIDED)
+        assert (await received(client)).startswith(b"HTTP/1.1 503 ")
+    assert not world.lanes.places.taken
+
+
+async def test_request_is_unavailable_where_no_thread_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world.client() as client:
+        monkeypatch.setattr(HttpTerms, "start", lambda *_: -errno.EAGAIN)
         client.send(DECIDED)
         assert (await received(client)).startswith(b"HTTP/1.1 503 ")
     assert not world.lanes.places.taken
