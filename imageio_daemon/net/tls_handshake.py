@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,8 +38,8 @@ class Handshakes:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._threads = _running(min(MOST_THREADS, len(os.sched_getaffinity(0))))
         self.poller = Poller(loop)
-        self._threads = ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "handshake")
 
     def close(self) -> None:
         """Close the poller, and end the threads. Call this when no handshake is under way. Later calls do nothing."""
@@ -79,6 +80,24 @@ class Handshakes:
             await ready.wait()
         finally:
             self.poller.forget(fd)
+
+
+def _running(count: int) -> ThreadPoolExecutor:
+    """Return an executor whose threads have all been started. Raises RuntimeError if the host does not allow them.
+
+    submit() starts a thread where none is idle. If that fails it raises, but another thread runs the function later: a
+    step of a handshake, whose socket is closed by then, and its descriptor maybe that of another client.
+    """
+    threads = ThreadPoolExecutor(count, "handshake")
+    all_run = threading.Barrier(count)
+    try:
+        for _ in range(count):
+            threads.submit(all_run.wait)
+    except RuntimeError:
+        all_run.abort()
+        threads.shutdown(wait=False)
+        raise
+    return threads
 
 
 class TlsArrival:

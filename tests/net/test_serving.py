@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -23,7 +24,7 @@ from imageio_daemon.net import serving as module
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
 from imageio_daemon.net.serving import Acceptor, Serving
 from imageio_daemon.net.tls_contexts import ServerTls, client_context
-from imageio_daemon.net.tls_socket import TlsContext
+from imageio_daemon.net.tls_socket import TlsContext, TlsSocket
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
 
@@ -394,3 +395,42 @@ async def test_an_accident_is_reported(caplog: pytest.LogCaptureFixture) -> None
     await asyncio.sleep(0)
     await serving.stop(SOON)
     assert "ZeroDivisionError" in caplog.text
+
+
+class HeldHandshake:
+    """A handshake whose step waits for that of another one."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self._together = together
+
+    def handshake(self) -> int:
+        self._together.wait(SOON)
+        return 0
+
+
+async def test_handshakes_need_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the start of one failed, the step would run later, when the descriptor may be that of another client."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    handshakes = tls_handshake.Handshakes(asyncio.get_running_loop())
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    held = cast(TlsSocket, HeldHandshake(threading.Barrier(2)))
+    assert list(await asyncio.gather(handshakes._step(held), handshakes._step(held))) == [0, 0]
+    handshakes.close()
+
+
+async def test_handshakes_are_refused_where_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError):
+        tls_handshake.Handshakes(asyncio.get_running_loop())
+    started[0].join(SOON)
+    assert not started[0].is_alive()
