@@ -36,10 +36,10 @@ typedef enum {
 typedef enum {
     IOU_HEAD_CHUNKED = 1,
     IOU_HEAD_KEEP_ALIVE = 2, /* the connection stays open: another request may follow */
-    IOU_HEAD_PLAIN = 4       /* plain: a lane for the image of the target serves it, if image and ticket allow that */
+    IOU_HEAD_PLAIN = 4       /* a lane for the image of the target can serve it, if image and ticket allow that */
 } iou_head_flag;
 
-/* What a request asks of its answer, whoever gives it. */
+/* What a request asks of its answer, whether C or Python gives it. */
 typedef enum {
     IOU_ASKS_ORIGIN = 1, /* a page of another origin has to be allowed to read it: the request has an Origin field */
     IOU_ASKS_JSON = 2    /* an error as a JSON document: an Accept field names application/json */
@@ -57,8 +57,8 @@ typedef struct {
 } iou_head;
 
 /*
- * Read the head at the start of the data. searched: bytes of the data for which an earlier call has returned
- * IOU_HEAD_MORE. Fills all of *head for IOU_HEAD_WHOLE, and `field` for IOU_HEAD_TWICE. Returns an iou_head_result.
+ * Read the head at the start of the data. Pass in `searched` for how many of its bytes an earlier call has returned
+ * IOU_HEAD_MORE. Returns an iou_head_result. IOU_HEAD_WHOLE fills all of *head, and IOU_HEAD_TWICE its `field`.
  */
 int iou_head_read(const void *data, uint64_t length, uint64_t searched, iou_head *head);
 
@@ -83,10 +83,10 @@ typedef enum {
 typedef struct {
     uint64_t left;                  /* bytes of the chunk's data that have not come yet */
     uint32_t part;                  /* kind of the next line */
-    uint32_t line;                  /* bytes of the line that have come */
+    uint32_t line;                  /* bytes of the present line that have come */
     uint32_t trailer;               /* bytes of the trailer that have come */
     uint32_t ended;                 /* the whole body was read */
-    char text[IOU_CHUNKS_MAX_LINE]; /* of the line */
+    char text[IOU_CHUNKS_MAX_LINE]; /* the bytes of the present line */
 } iou_chunks;
 
 /*
@@ -97,7 +97,7 @@ int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length);
 
 /*
  * Do the same, and move the data of the chunks together, to the start of the memory. Returns how many bytes of data
- * there are; *taken: how many bytes belong to the body.
+ * there are, and stores in *taken how many bytes belong to the body.
  */
 int64_t iou_chunks_unframe(iou_chunks *chunks, void *data, uint64_t length, uint64_t *taken);
 

@@ -39,51 +39,51 @@ enum {
     IOU_RECORDS = 4096                    /* most records that all lanes keep together */
 };
 
-/* The lowest bit of a lease's `expires`: the ticket was ended by hand, and the end of a request does not renew it. */
+/* The lowest bit of a lease's `expires`. It is set when the manager has ended the ticket: no request renews it then. */
 enum { IOU_LEASE_ENDED = 1 };
 
 /* The expiry and the last use of a ticket, in ns of CLOCK_MONOTONIC. */
 typedef struct {
-    uint64_t timeout; /* the end of a request renews the ticket for so long */
-    uint64_t expires; /* has IOU_LEASE_ENDED in the same word, so that a renewal changes both at once, or neither */
+    uint64_t timeout; /* the end of a request renews the ticket for this time */
+    uint64_t expires; /* with IOU_LEASE_ENDED in the same word, so that a renewal changes both or neither */
     uint64_t active;  /* the end of the last request */
-    uint64_t number;  /* of the ticket: no other one of the process has had it */
+    uint64_t number;  /* identifies the ticket in this process; it is never used again */
 } iou_lease;
 
 typedef struct {
     int fd;              /* the socket, which the lane owns once it has started */
     iou_tls *tls;        /* TLS of the connection, which only the lane uses until its end; NULL: there is none */
     uint32_t flags;      /* iou_lane_flag */
-    uint64_t size;       /* of the ticket, in bytes, at most 2^63 - 1 */
-    uint32_t timeout_ms; /* the connection ends if the lane waits for the peer for so long without progress */
+    uint64_t size;       /* the ticket's size in bytes, at most 2^63 - 1 */
+    uint32_t timeout_ms; /* the connection ends when the peer has made no progress for this time */
     uint32_t reserved;
-    uint64_t number;      /* of the lane, in records */
+    uint64_t number;      /* identifies the lane in records */
     const void *rest;     /* bytes that were received already; copied */
     uint64_t rest_length; /* bytes, at most IOU_LANE_MAX_STAGED */
-    iou_control *control; /* canceled ends requests; C sets it when the connection breaks */
+    iou_control *control; /* setting `canceled` ends requests; C sets it when the connection breaks */
     iou_lease *lease;
-    iou_bucket *bucket; /* the limit on the rate; NULL: none. control, lease and bucket live until the lane is freed */
+    iou_bucket *bucket; /* the rate limit, or NULL. Control, lease and bucket live until the lane is freed */
 } iou_lane_options;
 
 typedef struct {
-    uint64_t requests;            /* that have begun; HTTP: without one that the owner answers */
+    uint64_t requests;            /* requests that have begun; HTTP: without one that the owner answers */
     uint64_t received;            /* bytes, without `rest` of the options */
     uint64_t sent;                /* bytes of replies to requests */
     uint64_t zeroed[IOU_METHODS]; /* bytes, by iou_method */
-    uint64_t read, written;       /* bytes, by operations that have ended */
+    uint64_t read, written;       /* bytes of operations that have ended */
     uint64_t failed;              /* NBD: requests that were answered with an error */
     uint64_t reports_lost;        /* reports that were dropped, because the owner had not fetched earlier ones */
-    uint64_t storage_wait;        /* ns for which the longest operation has waited for storage */
-    uint32_t running;             /* operations in storage; 1 if a request runs that has none there now */
-    uint32_t ended;               /* the lane has ended: only iou_lane_free() is left to do */
-    int32_t error;                /* 0, or why it has ended: a positive errno of the socket, ETIMEDOUT or EPROTO */
+    uint64_t storage_wait;        /* ns for which the operation that waits longest has waited for storage */
+    uint32_t running;             /* operations in storage, or 1 if a request runs without one */
+    uint32_t ended;               /* the lane has ended, and the owner may call iou_lane_free() */
+    int32_t error;                /* why it has ended: 0, a positive errno of the socket, ETIMEDOUT or EPROTO */
     uint32_t ranges;              /* most ranges that iou_lane_counted() would move now */
 } iou_lane_stats;
 
 /* The memory for data of all lanes. */
 typedef struct {
-    uint64_t limit;   /* bytes, without those for one long READ */
-    uint64_t used;    /* bytes of slabs of which a part is in use */
+    uint64_t limit;   /* bytes, without the memory for one long READ */
+    uint64_t used;    /* bytes of slabs that are in use, also in part */
     uint32_t waiting; /* tickets whose requests wait for memory */
     uint32_t reserved;
 } iou_lanes_stats;
@@ -104,9 +104,9 @@ typedef struct {
 /* What a request waits for. */
 typedef enum {
     IOU_WAIT_PEER,    /* bytes of its client, or room for bytes to it */
-    IOU_WAIT_LIMIT,   /* the limit on the rate */
+    IOU_WAIT_LIMIT,   /* the rate limit */
     IOU_WAIT_STORAGE, /* storage */
-    IOU_WAIT_TURN,    /* its turn: memory, its device, earlier changes that it overlaps */
+    IOU_WAIT_TURN,    /* its turn: for memory, for its device, or after earlier changes that it overlaps */
     IOU_WAITS
 } iou_wait;
 
@@ -118,9 +118,9 @@ typedef struct {
     uint64_t elapsed; /* ns from the arrival of its head to the end of its answer */
     uint32_t kind;    /* HTTP: iou_kind; NBD: the command */
     uint32_t flags;   /* HTTP: iou_flag, IOU_FUA for a flush; NBD: the flags that the client sent */
-    uint32_t result;  /* HTTP: the status, 0: the owner answers the request; NBD: the error, 0: none */
-    int32_t error;    /* HTTP: 0, or the positive errno of the failure; also of NBD, if the connection has ended it */
-    uint64_t waited[IOU_WAITS]; /* ns of these in which it waited, by iou_wait; no time counts twice */
+    uint32_t result;  /* HTTP: the status, or 0 if the owner answers the request; NBD: the error, or 0 */
+    int32_t error;    /* 0, or the positive errno of the failure; NBD: only if the connection has ended the request */
+    uint64_t waited[IOU_WAITS]; /* how many of these ns it has waited, by iou_wait; no time counts twice */
 } iou_record;
 
 /* Counters of all records. */
@@ -130,22 +130,25 @@ typedef struct {
     uint64_t lost; /* records for which there was no room */
 } iou_records_stats;
 
-/* memory: most bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
+/* Make what lanes share. All lanes together use at most `memory` bytes for data at a time, which must be at least
+   IOU_LANES_MIN_MEMORY. Returns 0, -EINVAL, -ENOMEM or -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 
-/* Get how much memory lanes have now, and how many tickets have requests that wait for some. 0 in a forked child. */
+/* Get how much memory lanes have now, and how many tickets have requests that wait for memory. All are 0 in a forked
+   child. */
 void iou_lanes_get_stats(iou_lanes *lanes, iou_lanes_stats *stats);
 
 /*
- * Make `more` further lanes of HTTP give their connections back, because others wait for their places; 0: none waits
- * any more. Lanes without a request do so at once, others when their request ends. Does nothing in a forked child.
+ * Make `more` further lanes of HTTP give their connections back, because other connections wait for their places. With
+ * 0, withdraw this, because no connection waits any more. A lane without a request gives its connection back at once,
+ * others when their request ends. Does nothing in a forked child.
  */
 void iou_lanes_recall(iou_lanes *lanes, uint32_t more);
 
-/* Free what all lanes share. -EBUSY while there are lanes, -ECHILD. */
+/* Free what all lanes share. Returns 0, -EBUSY while there are lanes, or -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
-/* Record requests that took at least so many ns, from now on; 0: all; UINT64_MAX, as at first: none. */
+/* From now on, record requests that took at least `least` ns. UINT64_MAX, as at first, records none. */
 void iou_records_want(iou_lanes *lanes, uint64_t least);
 
 /* Move at most max records into the array, the oldest first. Returns how many, or -ECHILD. */
@@ -157,11 +160,12 @@ void iou_records_get_stats(iou_lanes *lanes, iou_records_stats *stats);
 /* The eventfd of the lane. Readable when there are reports or many ranges, and at the end. Owned by the lane. */
 int iou_lane_fd(iou_lane *lane);
 
-/* Begin no more requests, and end when none runs. NBD refuses new requests, then closes. Nothing in a forked child. */
+/* Begin no more requests, and end when none runs. A lane of NBD refuses new requests, then closes. Does nothing in a
+   forked child. */
 void iou_lane_refuse(iou_lane *lane);
 
-/* Read no more requests of NBD, and end when those that have begun are answered. What else the client has sent gets no
-   answer, so that it may send it to the next server. Nothing in a forked child. */
+/* Read no more requests of NBD, and end when those that have begun are answered. Later requests get no answer, so the
+   client may send them to the next server. Does nothing in a forked child. */
 void iou_lane_leave(iou_lane *lane);
 
 /* Close the connection now. Operations that run in storage end by themselves. Does nothing in a forked child. */
@@ -170,29 +174,29 @@ void iou_lane_abort(iou_lane *lane);
 /* Get the counters of a lane. All are 0 in a forked child. */
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
 
-/* Get the request that has run longest now, with what it waits for, an iou_wait, in `result`; IOU_WAITS: nothing.
-   Returns 1, 0: none runs, or -ECHILD. */
+/* Get the request that has run longest now. Its `result` is the iou_wait that it is in, or IOU_WAITS if it does not
+   wait. Returns 1, 0 if no request runs, or -ECHILD. */
 int iou_lane_oldest(iou_lane *lane, iou_record *record);
 
-/* Get the operation that has run longest now. Returns 1, 0: none runs, or -ECHILD. */
+/* Get the operation that has run longest now. Returns 1, 0 if none runs, or -ECHILD. */
 int iou_lane_slowest(iou_lane *lane, iou_running *record);
 
 /*
- * Clear the eventfd, and move at most max reports into the array. Returns how many, or -ECHILD. Callers fetch reports
- * before they check for the end: an end after the check sets the eventfd again.
+ * Clear the eventfd, and move at most `max` reports into the array. Returns how many, or -ECHILD. Call this before you
+ * check whether the lane has ended: if it ends after the check, the eventfd is set again.
  */
 int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max);
 
 /* Move at most max ranges into the array, sorted and neither adjacent nor overlapping. Returns how many, or -ECHILD. */
 int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max);
 
-/* Free a lane that has ended. -EBUSY, -ECHILD. */
+/* Free a lane that has ended. Returns 0, -EBUSY if it has not, or -ECHILD. */
 int iou_lane_free(iou_lane *lane);
 
 /* ---- NBD: the transmission phase -------------------------------------------------------------------------------- */
 
-/* A metadata context that was selected, and what it tells: IOU_EXTENT_ZERO for base:allocation, or a bitmap of the
-   image, as in api/nbd_client.h. */
+/* A metadata context that was selected. `tells` is the iou_extent_flag that it shows: IOU_EXTENT_ZERO for
+   base:allocation, or that of a bitmap of the image, as in api/nbd_client.h. */
 typedef struct {
     uint32_t id;
     uint64_t tells;
@@ -204,14 +208,14 @@ typedef struct {
     const iou_lane_context *contexts; /* replies have them in this order; copied */
     uint32_t contexts_count;          /* at most IOU_LANE_CONTEXTS; with IOU_LANE_STATUS at least one */
     uint32_t errors_count;
-    const uint32_t *errors; /* the NBD error for each errno, by its number; 0 or past the end: EIO; copied */
+    const uint32_t *errors; /* the NBD error for each errno; EIO where it is 0, and past the end; copied */
     const void *reply;      /* the last reply of the negotiation, which the lane sends first; copied */
     uint64_t reply_length;  /* bytes, at most IOU_LANE_MAX_STAGED */
 } iou_nbd_options;
 
 /*
- * Start a lane of NBD. It ends by itself, or after iou_lane_refuse() or iou_lane_abort(). -EINVAL, -ENOMEM, -EMFILE,
- * -EBADF: the handle was closed; -EAGAIN: no thread can be started; -ECHILD.
+ * Start a lane of NBD. It ends by itself, or after iou_lane_refuse(), iou_lane_leave() or iou_lane_abort(). Returns 0,
+ * -EINVAL, -ENOMEM, -EMFILE, -EBADF if the handle was closed, -EAGAIN if no thread can be started, or -ECHILD.
  */
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result);
 
@@ -225,17 +229,17 @@ typedef enum {
     IOU_INSTRUCTION_EXPECTS = 2,   /* write: the client waits for 100 Continue */
     IOU_INSTRUCTION_CHUNKED = 4,   /* write: the body comes in chunks */
     IOU_INSTRUCTION_ENCODED = 8,   /* write: the body is a frame of zstd */
-    IOU_INSTRUCTION_UNBOUNDED = 16 /* write, in chunks, not encoded: as many bytes as come */
+    IOU_INSTRUCTION_UNBOUNDED = 16 /* write, in chunks, not encoded: write all bytes that come */
 } iou_instruction_flag;
 
-/* A request that the owner has read and decided: what remains is to move its bytes, and to answer. */
+/* A request that the owner has read and decided. The lane moves its bytes and answers it. */
 typedef struct {
-    uint32_t kind;  /* IOU_READ or IOU_WRITE; a kind of 0: there is no instruction */
+    uint32_t kind;  /* IOU_READ or IOU_WRITE, or 0 if there is no instruction */
     uint32_t flags; /* iou_instruction_flag */
     uint64_t offset;
     uint64_t length; /* bytes of the image; 0 with IOU_INSTRUCTION_UNBOUNDED */
     uint64_t body;   /* write: bytes of the body as it is sent; 0 if it comes in chunks */
-    uint32_t status; /* of the answer, for the record */
+    uint32_t status; /* the status of the answer, for the record */
     uint32_t reserved;
     const void *answer; /* template of the answer, or of its head, with the date; copied */
     uint64_t answer_length;
@@ -257,7 +261,7 @@ typedef struct {
     uint64_t whole_length;
     const void *origin; /* fields that replace IOU_HTTP_ORIGIN in an answer to a request with Origin */
     uint64_t origin_length;
-    uint64_t generation; /* of the image, that `whole` and `partial` are for; see iou_handle_generation(); 0: any */
+    uint64_t generation; /* the iou_handle_generation() for which `whole` and `partial` are valid, or 0 for any */
     iou_instruction instruction; /* the lane does this and ends; the owner has read the head, and counts the request */
 } iou_http_options;
 
@@ -268,34 +272,35 @@ typedef enum {
     IOU_HTTP_TRUNCATED, /* the body of a request has ended early: the owner answers the request */
     IOU_HTTP_ENCODING,  /* the encoded body of a request is refused: the owner answers the request */
     IOU_HTTP_CHUNKS,    /* the framing of a body in chunks is refused: the owner answers the request */
-    IOU_HTTP_RANGE, /* an instruction is for bytes that are not in ticket and image: the owner answers the request */
-    IOU_HTTP_DONE,  /* the instruction was carried out, and the request answered */
-    IOU_HTTP_CUT,   /* storage has failed after the start of the answer: the owner cuts the connection */
-    IOU_HTTP_BROKEN /* the connection has failed; iou_lane_stats has the errno */
+    IOU_HTTP_RANGE,     /* the range of an instruction is not in ticket and image: the owner answers the request */
+    IOU_HTTP_DONE,      /* the instruction was carried out, and the request answered */
+    IOU_HTTP_CUT,       /* storage has failed after the start of the answer: the owner cuts the connection */
+    IOU_HTTP_BROKEN     /* the connection has failed; iou_lane_stats has the errno */
 } iou_http_reason;
 
 typedef struct {
-    uint32_t reason; /* iou_http_reason; the other fields are those of a request that has failed */
-    int32_t error;   /* a positive errno; ECANCELED: the transfer was cancelled */
+    uint32_t reason; /* iou_http_reason; the other fields are about the request that has failed, if one has */
+    int32_t error;   /* a positive errno; ECANCELED if the transfer was cancelled */
     int32_t syscall;
     uint32_t kind;  /* iou_kind */
     uint32_t flags; /* iou_flag */
     uint32_t asks;  /* iou_asks */
     uint64_t offset;
     uint64_t length;
-    uint64_t size;    /* of the image, as in iou_completion */
+    uint64_t size;    /* the size of the image, as in iou_completion */
     uint64_t unread;  /* bytes of its body that the lane has not taken; the rest of iou_http_ended() begins with them */
-    uint32_t refusal; /* IOU_HTTP_ENCODING: an iou_zstd_refusal; IOU_HTTP_CHUNKS: an iou_chunks_refusal */
+    uint32_t refusal; /* an iou_zstd_refusal for IOU_HTTP_ENCODING, an iou_chunks_refusal for IOU_HTTP_CHUNKS */
     uint32_t reserved;
-    iou_chunks chunks; /* of a body in chunks: the state of its reader before the rest of iou_http_ended() */
+    iou_chunks chunks; /* for a body in chunks, the state of its reader before the rest of iou_http_ended() */
 } iou_http_end;
 
 /* Start a lane of HTTP. Returns as iou_nbd_start() does. */
 int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result);
 
 /*
- * Get the reason why a lane has ended, and move the received bytes that it has not taken to rest, at most
- * IOU_LANE_MAX_STAGED. Returns how many, -EBUSY or -ECHILD. The socket has its earlier state, for its owner.
+ * Get the reason why a lane has ended, and move the bytes that it has received and not used to `rest`, at most
+ * IOU_LANE_MAX_STAGED. Returns how many, -EBUSY or -ECHILD. The state of the socket is as before the lane's start, so
+ * the owner can go on with it.
  */
 int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest);
 

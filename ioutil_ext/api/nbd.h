@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD in lanes and of other servers: numbers of the transmission phase (the NBD project's proto.md), limits and texts.
- * cffi's cdef() reads this: a test compares the numbers with those of nbdproto, which does the negotiation.
+ * The numbers of NBD's transmission phase (the NBD project's proto.md), limits and texts, for lanes and for the client
+ * of other servers. cffi's cdef() reads this. The Python package nbdproto, for the negotiation, has its own copy of the
+ * numbers, and a test compares the two.
  */
 
 #ifndef IOUTIL_API_NBD_H
@@ -36,21 +37,21 @@ enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_S
 enum {
     MAX_PAYLOAD = 33554432,      /* of READ and WRITE */
     MAX_DRAINED = 67108864,      /* the connection ends if a refused payload is longer; a shorter one is read */
-    MAX_STATUS_EXTENTS = 131072, /* extents in one reply; qemu-nbd has as many, so all that it has looked for is told */
+    MAX_STATUS_EXTENTS = 131072, /* extents in one reply; as many as qemu-nbd's, so none that it has found is lost */
     MAX_ERROR_TEXT = 256         /* of the text in an error reply */
 };
 
 /* The reasons in error replies. The reply does not say which fault the server has; the log does. */
 typedef enum {
     IOU_NBD_FAILED = 0, /* a fault of the server */
-    IOU_NBD_ENDED,      /* the ticket has expired, or was cancelled or removed: the client cannot tell which */
+    IOU_NBD_ENDED,      /* the ticket has expired, or was cancelled or removed; the client cannot know which */
     IOU_NBD_NOT_FAST,   /* zeroing needs data I/O, and the request has FAST_ZERO */
     IOU_NBD_OUTSIDE,    /* the range is outside of the image, which has got shorter */
     IOU_NBD_TOO_LONG,   /* the request is too long for the memory of lanes */
     IOU_NBD_NO_MEMORY   /* there is no memory for the request now */
 } iou_nbd_reason;
 
-/* Return the text for a reason: static; NULL if there is no such reason. */
+/* Return the static text for a reason, or NULL if there is no such reason. */
 const char *iou_nbd_text(uint32_t reason);
 
 #endif
