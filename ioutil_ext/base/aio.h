@@ -15,15 +15,15 @@
 
 #include "base/loop.h"
 
-/* Whether a fiber runs in this thread and can use asynchronous I/O. If the kernel refuses it, its loop goes on without.
- */
+/* Return whether this thread runs a fiber that can use asynchronous I/O. If the kernel refuses it, the fiber's loop
+   works without it. */
 bool aio_is_possible(void);
 
-/* Return 0 if this process can use it now, or the -errno of io_setup(2). */
+/* Return 0 if this process can use asynchronous I/O now, or the -errno of io_setup(2). */
 int aio_probe(void);
 
-/* As pread(2) and pwrite(2), for a fiber for which aio_is_possible(). -errno. The memory is in use until they return.
-   -ENOTSUP: it was not begun, and another way has to be tried. */
+/* Do as pread(2) and pwrite(2), in a fiber for which aio_is_possible(). The memory is in use until they return. Return
+   the number of bytes or -errno. After -ENOTSUP nothing was begun, and the caller tries another way. */
 ssize_t aio_pread(int fd, void *memory, size_t length, uint64_t offset);
 ssize_t aio_pwrite(int fd, const void *memory, size_t length, uint64_t offset);
 

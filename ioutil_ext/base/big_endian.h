@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Numbers of network protocols and of qcow2, at any place in memory. */
+/* Read and write big-endian numbers, as network protocols and qcow2 have them, at any place in memory. */
 
 #ifndef IOUTIL_BASE_BIG_ENDIAN_H
 #define IOUTIL_BASE_BIG_ENDIAN_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Times, and waiting until one. */
+/* Clocks and deadlines. */
 
 #ifndef IOUTIL_BASE_CLOCK_H
 #define IOUTIL_BASE_CLOCK_H
@@ -9,13 +9,13 @@
 #include <stdint.h>
 #include <time.h>
 
-/* ns, CLOCK_MONOTONIC. */
+/* Return the time of CLOCK_MONOTONIC, in ns. */
 uint64_t now_ns(void);
 
-/* Return the ms until a time of now_ns(), such that it has passed after them; 0: it has passed. */
+/* Return the ms after which a time of now_ns() has passed, or 0 if it has passed already. */
 int ms_until(uint64_t deadline);
 
-/* A condition variable on CLOCK_MONOTONIC, and the time of a clock in so many ms. */
+/* Make a condition variable on CLOCK_MONOTONIC. Get the time of a clock in `ms` milliseconds. */
 void monotonic_cond_init(pthread_cond_t *cond);
 void deadline_in(clockid_t clock, struct timespec *deadline, uint64_t ms);
 

@@ -21,31 +21,31 @@ struct fiber {
     struct link woken; /* in loop->woken: another thread has woken it */
     struct loop *loop;
     void (*main)(struct fiber *fiber);
-    void *data; /* of its user */
+    void *data; /* for its user */
     char *stack;
     bool begun, ended;
-    bool sleeps, token; /* it waits for a wake-up; one has come before it sleeps */
+    bool sleeps, token; /* it waits for a wake-up; a wake-up came before it slept */
     bool timed_out;
     uint64_t until; /* ns: the deadline of its wait */
-    int fd;         /* that it waits for; -1: none */
+    int fd;         /* the descriptor that it waits for, or -1 */
     short events, revents;
     jmp_buf context;
     void *sanitizer; /* what a sanitizer keeps for the fiber */
 };
 
-/* Make a fiber that runs main(fiber) at the first fiber_enter(). -ENOMEM. */
+/* Make a fiber that runs main(fiber) at the first fiber_enter(). Returns 0 or -ENOMEM. */
 int fiber_make(struct fiber *fiber, void (*main)(struct fiber *fiber));
 
 /* Free the stack of a fiber that has ended, or was never entered. */
 void fiber_free(struct fiber *fiber);
 
-/* Run a fiber in this thread until it leaves or ends. A fiber stays in the thread that has entered it first. */
+/* Run a fiber in this thread until it leaves or ends. Only the thread that has entered it first may enter it again. */
 void fiber_enter(struct fiber *fiber);
 
-/* Switch back to the thread. Returns at the next fiber_enter(). Called in a fiber, which holds no mutex. */
+/* Switch back to the thread, and return at the next fiber_enter(). Call this in a fiber that holds no mutex. */
 void fiber_leave(void);
 
-/* Return the fiber that this thread runs. NULL: none. */
+/* Return the fiber that this thread runs, or NULL. */
 struct fiber *fiber_current(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Circular lists whose nodes are members of what is listed. */
+/* Circular lists. Each element has a struct link as a member. */
 
 #ifndef IOUTIL_BASE_LINK_H
 #define IOUTIL_BASE_LINK_H
@@ -37,14 +37,14 @@ static inline void link_remove(struct link *node) {
     link_init(node);
 }
 
-/* Remove the first node, which exists, and return it. */
+/* Remove the first node and return it. The list must not be empty. */
 static inline struct link *link_take(struct link *list) {
     struct link *node = list->next;
     link_remove(node);
     return node;
 }
 
-/* Move all nodes to another list, not initialized yet. */
+/* Move all nodes to another list, which is not initialized yet. */
 static inline void link_move(struct link *from, struct link *to) {
     link_init(to);
     if (link_empty(from))

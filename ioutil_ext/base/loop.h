@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * A loop: a thread that runs fibers, and waits for all of them in one place (loop.c). Fibers sleep until they are
- * woken, until a descriptor is ready, or until a time.
- */
+/* A loop: a thread that runs fibers, and waits in one place for all of them (loop.c). A fiber sleeps until another one
+   or a thread wakes it, until a descriptor is ready, or until a deadline. */
 
 #ifndef IOUTIL_BASE_LOOP_H
 #define IOUTIL_BASE_LOOP_H
@@ -20,7 +18,8 @@
    call (aio.c). */
 #define LOOP_FIBERS 64u
 
-/* Calls of fibers that are begun together before the loop sleeps, and whose ends make its eventfd readable (aio.c). */
+/* Calls of fibers that are begun together before the loop sleeps. When one has ended, the loop's eventfd is readable
+   (aio.c). */
 struct batch {
     void (*begin)(struct batch *batch); /* begin the calls of a round */
     void (*reap)(struct batch *batch);  /* wake the fibers whose calls have ended */
@@ -28,16 +27,16 @@ struct batch {
 };
 
 struct loop {
-    int event_fd; /* readable: a wake-up by another thread, or completed I/O */
+    int event_fd; /* readable after a wake-up by another thread, or completed I/O */
     uint32_t count;
     struct link ready;    /* fibers that go on, in this order */
     struct link yielded;  /* fibers that go on in the next round */
     struct link sleeping; /* fibers whose wait has a deadline, or is for a descriptor */
-    struct batch *batch;  /* NULL: no fiber has begun a call */
+    struct batch *batch;  /* or NULL before a fiber has begun a call */
     bool refused;         /* the kernel has refused such calls */
 
-    /* Called in the loop's thread: before it sleeps, when it has run all fibers that were ready; and after
-       loop_interrupt(). They may wake fibers. NULL: nothing. */
+    /* Called in the loop's thread: before_sleep() when it has run all fibers that were ready, interrupted() after
+       loop_interrupt(). They may wake fibers. Either may be NULL. */
     void (*before_sleep)(struct loop *loop);
     void (*interrupted)(struct loop *loop);
 
@@ -46,38 +45,40 @@ struct loop {
     bool asleep, interrupts;
 };
 
-/* -errno */
+/* Return 0 or -errno. */
 int loop_init(struct loop *loop);
 void loop_destroy(struct loop *loop);
 
-/* Start a fiber of the loop: by its thread, or before loop_run(). -ENOMEM. */
+/* Start a fiber. Call this in the loop's thread, or before loop_run(). Returns 0 or -ENOMEM. */
 int loop_start(struct loop *loop, struct fiber *fiber, void (*main)(struct fiber *fiber));
 
-/* Run fibers until all have ended. Their memory is free then; fiber_free() is called here. */
+/* Run fibers until all have ended. This calls fiber_free() for each that has ended; its memory is free then. */
 void loop_run(struct loop *loop);
 
-/* End the waits for descriptors of all fibers, and call interrupted(). Any thread. */
+/* End the waits of all fibers for descriptors, and call interrupted(). Any thread may call this. */
 void loop_interrupt(struct loop *loop);
 
 /* ---- for a fiber ------------------------------------------------------------------------------------------------ */
 
-/* Go on in the next round of the loop, after the other fibers that are ready. */
+/* Let the other fibers that are ready run first, and go on in the next round of the loop. */
 void fiber_yield(void);
 
-/* Sleep until fiber_wake(), which may have come before. False: not until then, a time of now_ns(). */
+/* Sleep until fiber_wake(), which may have been called before. Returns false if it was not called until `until`, a time
+   of now_ns(). */
 bool fiber_sleep(uint64_t until);
 
 /*
- * End the sleep of a fiber, now or when it begins. Any thread. The fiber is not used after it goes on. Each call ends
- * one sleep, so a sleep that ended at its deadline must be followed by another one, if a wake-up is still to come.
+ * End the sleep of a fiber, now or when it begins. Any thread may call this. After the fiber goes on, this does not use
+ * it any more. Each call ends one sleep. So if a sleep has ended at its deadline and the wake-up will still come, sleep
+ * once more.
  */
 void fiber_wake(struct fiber *fiber);
 
-/* End the fiber_await() of another fiber, if it is in one. The loop's thread. */
+/* End the fiber_await() of another fiber, if it is in one. Call this in the loop's thread. */
 void fiber_disturb(struct fiber *fiber);
 
-/* Sleep until one of poll(2)'s events of a descriptor. 0: not until then, or the wait was
-   ended by loop_interrupt() or fiber_disturb(). */
+/* Sleep until a descriptor has one of these events of poll(2), and return the events. Returns 0 at the deadline, or if
+   loop_interrupt() or fiber_disturb() has ended the wait. */
 short fiber_await(int fd, short events, uint64_t until);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Numbers of bytes: units, and arithmetic on uint64_t. */
+/* Units of bytes, and arithmetic on uint64_t. */
 
 #ifndef IOUTIL_BASE_NUMBERS_H
 #define IOUTIL_BASE_NUMBERS_H
@@ -12,10 +12,10 @@
 #define MIB ((uint64_t)1 << 20)
 #define PAGE_UNIT 4096u
 
-/* Of an array. */
+/* The number of elements of an array. */
 #define LENGTH(array) (sizeof(array) / sizeof(*(array)))
 
-/* unit: a power of two. */
+/* The unit is a power of two. */
 static inline uint64_t round_down(uint64_t value, uint64_t unit) {
     return value & ~(unit - 1);
 }
@@ -25,7 +25,7 @@ static inline uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) & ~(unit - 1);
 }
 
-/* How many units of `by` it takes. value + by must not overflow. */
+/* Return how many units of `by` bytes the value takes. value + by must not overflow. */
 static inline uint64_t divide_up(uint64_t value, uint64_t by) {
     return (value + by - 1) / by;
 }
@@ -34,7 +34,7 @@ static inline bool is_aligned(uint64_t value, uint64_t unit) {
     return (value & (unit - 1)) == 0;
 }
 
-/* Whether a range lies in the first size bytes. Any numbers. */
+/* Return whether a range lies in the first `size` bytes. No sum can overflow. */
 static inline bool lies_in(uint64_t offset, uint64_t length, uint64_t size) {
     return length <= size && offset <= size - length;
 }

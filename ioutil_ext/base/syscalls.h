@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The system calls that touch an image, replaceable by iou_set_syscalls(). Each retries EINTR and returns its value, or
+/* The system calls on images, which iou_set_syscalls() can replace. Each retries after EINTR, and returns its value or
    -errno. */
 
 #ifndef IOUTIL_BASE_SYSCALLS_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Whether the calls are those of the system: iou_set_syscalls() was not called. */
+/* Return whether the calls are the real ones, because iou_set_syscalls() has not replaced them. */
 bool sys_is_real(void);
 
 int sys_open(const char *path, int flags);
@@ -27,7 +27,7 @@ int sys_write_back(int fd, uint64_t offset, uint64_t length); /* dirty pages, no
 int sys_drop_clean(int fd, uint64_t offset, uint64_t length);
 int64_t sys_lseek(int fd, uint64_t offset, int whence);
 int sys_space(int fd, uint64_t *space);
-int sys_lock(int fd, uint64_t byte);   /* shared, of the open file description */
-int sys_locked(int fd, uint64_t byte); /* 1: another open file description has a lock of the byte */
+int sys_lock(int fd, uint64_t byte);   /* takes a shared lock of the open file description */
+int sys_locked(int fd, uint64_t byte); /* 1 if another open file description has a lock of the byte */
 
 #endif

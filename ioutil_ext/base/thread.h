@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Starting threads, in one way for those of the engine and those of lanes; and forks (thread.c). */
+/* Threads of the engine and of lanes, and forks (thread.c). */
 
 #ifndef IOUTIL_BASE_THREAD_H
 #define IOUTIL_BASE_THREAD_H
@@ -8,20 +8,20 @@
 #include <pthread.h>
 #include <stdint.h>
 
-/*
- * Start a thread that gets no signals: they are for the threads that know what to do with them. thread: to be joined;
- * NULL: it is detached. 0 or an errno.
- */
+/* Start a thread that blocks all signals, because other threads handle them. The caller joins *thread. If `thread` is
+   NULL, the new thread is detached. Returns 0 or an errno. */
 int thread_start(pthread_t *thread, void *(*main)(void *argument), void *argument);
 
 /* ---- forks ------------------------------------------------------------------------------------------------------ */
 
-/* What was made before a fork must not be used in the child: its locks may be held by threads that it does not have. */
+/* Do not use an object in a child that was forked after it was made: threads that the child does not have may hold its
+   locks. */
 
 /* Count forks from now on. */
 void fork_watch(void);
 
-/* Changes in a forked child: an object that keeps the number knows whether it was made before the fork. */
+/* Return a number that is different in a forked child. An object that keeps it knows whether it was made before the
+   fork. */
 uint32_t fork_generation(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Waiting of threads and fibers for each other (waiter.c). */
+/* Waiters: threads and fibers that wait for each other (waiter.c). */
 
 #ifndef IOUTIL_BASE_WAITER_H
 #define IOUTIL_BASE_WAITER_H
@@ -15,36 +15,39 @@
 
 enum { WAITER_WAITS, WAITER_SERVED, WAITER_WOKEN };
 
-/* A thread or a fiber that waits, alone or in a list. A list has a lock, which the user of these functions has. */
+/* A thread or a fiber that waits, alone or in a list. The user of a list has a lock for it. */
 struct waiter {
     struct link link;
     atomic_int state;
-    struct fiber *fiber; /* NULL: a thread, with a semaphore */
+    struct fiber *fiber; /* or NULL for a thread, which uses the semaphore */
     sem_t woken;
 };
 
-/* Begin the use of a waiter by the caller, which is the one that sleeps: waiter_sleep() has to follow. */
+/* Begin to use a waiter. The caller then has to call waiter_sleep(). */
 void waiter_init(struct waiter *waiter);
 
-/* Do so, and add it to the list. The lock is held. */
+/* Begin to use a waiter, and add it to the list. Call this with the lock held. */
 void waiter_join(struct waiter *waiter, struct link *waiters);
 
-/* Move a waiter that has its resource to the list of those that have to be woken; or all of a list to one that is not
-   initialized yet. The lock is held. */
+/* Move a waiter that has got its resource to a list of waiters to wake. waiters_serve() moves all of a list to a list
+   that is not initialized yet. Call these with the lock held. */
 void waiter_serve(struct waiter *waiter, struct link *served);
 void waiters_serve(struct link *waiters, struct link *served);
 
-/* Wake all waiters of the list, or one that is in none. The lock is not held. Waiters are not used after that. */
+/* Wake all waiters of the list, or one that is in no list. Call these without the lock. They do not use the waiters
+   after that. */
 void waiters_wake(struct link *served);
 void waiter_wake(struct waiter *waiter);
 
-/* Sleep until the waiter is woken, which ends its use. False: it still waits at `until`, a time of now_ns(). */
+/* Sleep until the waiter is woken, which ends its use. Returns false if it still waits at `until`, a time of now_ns().
+ */
 bool waiter_sleep(struct waiter *waiter, uint64_t until);
 
-/* Sleep so, in a list whose lock is not held, and leave the list at that time: the use of the waiter has ended then. */
+/* Do the same for a waiter in a list. At `until` this also takes the lock, removes the waiter from the list and ends
+   its use. Call this without the lock. */
 bool waiter_sleep_in(struct waiter *waiter, pthread_mutex_t *lock, uint64_t until);
 
-/* End the use of a waiter that still waits and is in no list any more, so that it will not be woken. */
+/* End the use of a waiter that still waits but is in no list any more, so nobody will wake it. */
 void waiter_end(struct waiter *waiter);
 
 #endif
