@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The ways to compress for the processors that there are (blake2b.c). */
+/* The implementations of BLAKE2b's compression for different processors (blake2b.c). */
 
 #ifndef IOUTIL_CONTENT_BLAKE2B_H
 #define IOUTIL_CONTENT_BLAKE2B_H
@@ -14,13 +14,14 @@
 /* Where the next chunk of each message is. */
 struct chunks {
     const uint8_t *at[IOU_HASH_LANES];
-    size_t step[IOU_HASH_LANES]; /* bytes to the chunk after it; 0: it is the same */
+    size_t step[IOU_HASH_LANES]; /* bytes to the next chunk; 0 if all chunks are at the same place */
 };
 
 struct blake2b_way {
     const char *name;
     bool (*works)(void); /* on this processor */
-    /* Compress so many chunks. bytes: that count of each; final: all bits set for the last chunk of a message. */
+    /* Compress `number` chunks of each message. `bytes` is how many bytes of each chunk count. `final` has all bits set
+       for the last chunk of a message, else it is 0. */
     void (*compress)(iou_blake2b *state, struct chunks chunks, uint64_t number, uint64_t bytes, uint64_t final);
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Decoding zstd: the memory of all decoders of the process, thread-safe (windows.c), heads of frames (frame.c), and
-   clusters of images (decoder.c). Bodies are in api/zstd.h. */
+/* Decoding of zstd: the memory of all decoders of the process, thread-safe (windows.c), heads of frames (frame.c), and
+   clusters of images (decoder.c). api/zstd.h has the decoding of bodies. */
 
 #ifndef IOUTIL_CONTENT_ZSTD_H
 #define IOUTIL_CONTENT_ZSTD_H
@@ -14,31 +14,31 @@
 #include "api/zstd.h"
 #include "base/link.h"
 
-/* What one decoder has of the memory. */
+/* The memory that one decoder has. */
 struct window {
     struct link link;
     uint64_t owner;
-    uint64_t memory;    /* bytes; 0: none */
-    uint64_t since;     /* ns, begin of the wait for its peer; 0: it does not wait */
-    uint64_t waited;    /* ns of waits before that, since its last progress */
-    uint64_t made;      /* bytes of content since then; for the thread of the decoder */
+    uint64_t memory;    /* bytes, 0 before window_take() */
+    uint64_t since;     /* when its wait for its peer began, in ns, or 0 if it does not wait */
+    uint64_t waited;    /* ns of earlier waits since its last progress */
+    uint64_t made;      /* bytes of content since its last progress; for the decoder's thread */
     atomic_bool wanted; /* it has to end */
 };
 
-/* Take memory. -EAGAIN: there is none now; decoders whose peers let them wait are asked to end for it. */
+/* Take memory. Returns 0, or -EAGAIN if there is none now. Then decoders that wait for their peers are asked to end. */
 int window_take(struct window *window, uint64_t owner, uint64_t memory);
 
-/* Give it back; does nothing if there is none. */
+/* Give the memory back. Does nothing if there is none. */
 void window_put(struct window *window);
 
-/* The decoder begins to wait for its peer, and goes on. */
+/* Note that the decoder begins to wait for its peer, or that it goes on. */
 void window_rest(struct window *window);
 void window_go_on(struct window *window);
 
-/* Wait until another decoder gives memory back, or ms have passed. */
+/* Wait until another decoder gives memory back, at most `ms`. */
 void window_await(uint32_t ms);
 
-/* Return the bytes that all decoders have. */
+/* Return how many bytes all decoders have. */
 uint64_t window_total(void);
 
 /* ---- frame.c ---------------------------------------------------------------------------------------------------- */
@@ -46,7 +46,7 @@ uint64_t window_total(void);
 /* Most bytes of a head: magic number, descriptor, window, dictionary and size of the content. */
 #define FRAME_MAX_HEAD 18u
 
-/* Fewest bytes that tell how long a head is: magic number and descriptor. */
+/* The first bytes of a head that have its length: magic number and descriptor. */
 #define FRAME_LEAST 5u
 
 struct frame {
@@ -55,7 +55,7 @@ struct frame {
     bool has_content;
 };
 
-/* Return the length of the head whose first bytes, at least FRAME_LEAST, these are. 0: it is no frame. */
+/* Return the length of a head from its first FRAME_LEAST bytes, or 0 if it is not the head of a frame. */
 size_t frame_head_size(const unsigned char *head);
 
 /* Read a whole head. Returns 0, or the reason why it is refused. */
@@ -63,8 +63,8 @@ iou_zstd_refusal frame_read(const unsigned char *head, struct frame *frame);
 
 /* ---- decoder.c -------------------------------------------------------------------------------------------------- */
 
-/* Decode frames until exactly `size` bytes have come; what follows is not looked at. -EIO: it does not decode to so
-   many; -ENOMEM. */
+/* Decode frames until there are exactly `size` bytes. The data after that is ignored. Returns 0, -EIO if the data does
+   not decode to that many bytes, or -ENOMEM. */
 int zstd_decode_cluster(void *to, size_t size, const void *from, size_t length);
 
 #endif
