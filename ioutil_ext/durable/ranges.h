@@ -13,8 +13,8 @@
 
 #include "api/ioutil.h"
 
-/* Ranges of a block. One that is added moves half a KiB, whatever the set has. In one array of 16,384 ranges it moved
-   128 KiB, which was a tenth of the processor time of random writes of 4 KiB to memory. */
+/* Most ranges of a block. Adding a range moves half a KiB, whatever the size of the set. With one array of 16,384
+   ranges it moved 128 KiB, which was a tenth of the processor time of random writes of 4 KiB to memory. */
 #define BLOCK_RANGES 64u
 
 struct block {
@@ -22,15 +22,16 @@ struct block {
     iou_range all[BLOCK_RANGES];
 };
 
-/* All zeros: an empty set. A set that has no room for all of its ranges loses some: it has less bytes, never more. */
+/* A set of bytes. All zeros is an empty set. A set without room for all of its ranges loses some, so it may lack bytes,
+   but never has too many. */
 struct ranges {
     struct block **blocks;
-    uint32_t used, room; /* of the directory */
+    uint32_t used, room; /* blocks in the directory */
     uint32_t count;      /* ranges */
     bool lost;           /* bytes were lost; the owner clears it */
 };
 
-/* The place of a range; that behind the last one is {used, 0}. */
+/* The place of a range. {used, 0} is the place behind the last one. */
 struct place {
     uint32_t block, index;
 };
@@ -38,26 +39,26 @@ struct place {
 /* Return the place of the first range that ends behind an offset. */
 struct place blocks_behind(const struct ranges *set, uint64_t offset);
 
-/* Return the range at a place; NULL: there is none. */
+/* Return the range at a place, or NULL if there is none. */
 iou_range *blocks_at(const struct ranges *set, struct place place);
 
-/* The same, and go to the next place. */
+/* Do the same, and move to the next place. */
 iou_range *blocks_next(const struct ranges *set, struct place *place);
 
-/* Insert a range before a place. False: there is no room. */
+/* Insert a range before a place. Returns false if there is no room. */
 bool blocks_insert(struct ranges *set, struct place place, iou_range range);
 
-/* Take away the ranges from the first place up to, not including, the last one. */
+/* Remove the ranges from the first place up to, not including, the last one. */
 void blocks_erase(struct ranges *set, struct place first, struct place last);
 
-/* Cut all ranges to whole units, a power of two, and fill the blocks. What is no whole unit is lost. */
+/* Shorten all ranges to whole units, a power of two, and fill the blocks. Bytes outside of whole units are lost. */
 void blocks_cut(struct ranges *set, uint64_t unit);
 
 /* ---- ranges.c --------------------------------------------------------------------------------------------------- */
 
 void ranges_free(struct ranges *set);
 
-/* Add, or take away, the bytes from start up to, not including, end. */
+/* Add or remove the bytes from start up to, not including, end. */
 void ranges_add(struct ranges *set, uint64_t start, uint64_t end);
 void ranges_remove(struct ranges *set, uint64_t start, uint64_t end);
 
