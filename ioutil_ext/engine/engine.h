@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The engine, for its parts. Locks nest in this order: engine->lock, then image->claims.lock; all others are leaves,
- * but for those of a record of durable ranges (durable/durable.h).
- */
+/* The engine, for the files of this folder. Locks nest in this order: engine->lock, then image->claims.lock. All others
+   are leaves, except those of a record of durable ranges (durable/durable.h). */
 
 #ifndef IOUTIL_ENGINE_ENGINE_H
 #define IOUTIL_ENGINE_ENGINE_H
@@ -27,7 +25,7 @@ struct iou_engine {
     uint32_t born; /* fork generation */
     struct link devices, ready, parked;
     struct link workers, dead;
-    struct link own_thread; /* operations that are in a turn in the thread which has begun them */
+    struct link own_thread; /* operations that run a turn in the thread that has begun them */
     struct link idle;       /* the worker that became idle last comes first, so that the others can end */
     struct link woken;      /* workers from the idle list, to be woken when the lock is released */
     pthread_cond_t worker_ended;
@@ -46,8 +44,8 @@ static inline bool engine_is_foreign(const struct iou_engine *engine) {
 
 /* The scheduler: which operation runs next. The engine's lock is held. */
 
-/* The queue of one file system or device. A quota limits its threads, so that a device that hangs does not keep all of
-   them. Made at its first use. */
+/* The queue of one file system or device, made at its first use. A quota limits its threads, so a device that hangs
+   does not occupy all of them. */
 struct device {
     struct link link;     /* in engine->devices */
     struct link ready;    /* in engine->ready: an operation is queued, and the quota allows it to run */
@@ -60,26 +58,27 @@ struct device {
 };
 
 /*
- * Take the operation's claim, and queue the operation for its device, or park it until it may run. The thread that
- * removes the last claim that blocks it calls admitted, without locks. -ENOMEM. The caller wakes workers.
+ * Take the operation's claim. Then queue the operation for its device, or park it until earlier changes have ended. The
+ * thread that removes the last claim that blocks it calls `admitted`, without locks. Returns 0 or -ENOMEM. The caller
+ * wakes workers.
  */
 int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id, void (*admitted)(struct claim *claim));
 
-/* Queue an operation that was parked and may run now, ahead of those that were not. The caller wakes workers. */
+/* Queue an operation that was parked and may run now, ahead of those that were not parked. The caller wakes workers. */
 void schedule_admitted(struct iou_engine *engine, struct op *op);
 
-/* Take the next operation to run, whose claim may run. NULL: there is none now. */
+/* Take the next operation to run, whose claim may run. Returns NULL if there is none now. */
 struct op *schedule_next(struct iou_engine *engine);
 
-/* An operation from schedule_next() has ended; or it goes to the end of the queue for its next turn. */
+/* Note that an operation from schedule_next() has ended; or put it at the end of the queue for its next turn. */
 void schedule_ended(struct iou_engine *engine, struct op *op);
 void schedule_again(struct iou_engine *engine, struct op *op);
 
 /* Return how many operations could start now. */
 uint32_t schedule_runnable(const struct iou_engine *engine);
 
-/* Move waiting operations to the list canceled: all but closes, or those whose control is canceled. Chains the claims
-   that may run now to *freed. Returns how many were moved. */
+/* Move waiting operations to the list `canceled`: all except closes, or only those whose control is canceled. Adds the
+   claims that may run now to the chain *freed. Returns how many operations were moved. */
 uint32_t schedule_cancel(struct iou_engine *engine, bool all, struct link *canceled, struct claim **freed);
 
 /* ---- workers.c -------------------------------------------------------------------------------------------------- */
@@ -89,35 +88,37 @@ struct worker {
     struct link idle; /* in engine->idle, then in engine->woken */
     struct iou_engine *engine;
     pthread_t thread;
-    sem_t wake; /* posted once for each time in engine->woken; the worker waits for it without the lock */
-    bool awake; /* taken from the idle list, or just started: counted in engine->waking */
+    sem_t wake; /* posted once whenever it was in engine->woken; the worker waits for it without the lock */
+    bool awake; /* just started, or taken from the idle list; it counts in engine->waking */
     struct op *op;
     uint32_t number;
 };
 
-/* Release the lock, then wake the workers that were chosen: with the lock held, they would only wait for it. */
+/* Release the lock, then wake the workers that were chosen. If they were woken with the lock held, they would wait for
+   it. */
 void engine_unlock(struct iou_engine *engine);
 
-/* Choose all idle workers, so that they see that the engine stops. The lock is held, and engine_unlock() follows. */
+/* Choose all idle workers, so that they notice that the engine stops. Call this with the lock held, and engine_unlock()
+   after it. */
 void workers_wake_all(struct iou_engine *engine);
 
-/* Join the threads of workers that have ended, which do not take the lock any more. The lock is held. */
+/* Join the threads of workers that have ended. They do not take the lock any more. Call this with the lock held. */
 void workers_join_dead(struct iou_engine *engine);
 
 /* The lock is not held from here on. */
 
-/* Queue an operation. One without a completion queue for which nobody sleeps is the engine's own, and runs after the
-   stop, too. -ENOMEM, -ESHUTDOWN. */
+/* Queue an operation. Without a completion queue, and if nobody sleeps for it, it is the engine's own, and also runs
+   after the stop. Returns 0, -ENOMEM or -ESHUTDOWN. */
 int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device);
 
-/* Queue an operation whose claim may run, and sleep until a worker has run it to its end. Errors are in its result. */
+/* Queue an operation whose claim may run, and sleep until a worker has completed it. Its result has its errors. */
 void workers_run(struct iou_engine *engine, struct op *op);
 
-/* End the operation's reference to its handle, and push its completion to the queue, which owns op then. */
+/* End the operation's reference to its handle, and push its completion to the queue, which then owns `op`. */
 void worker_finish(struct op *op);
 
-/* As handle_take(), handle_untake() and handle_put(). A worker closes the image after the last reference; if no worker
-   can be started, this thread does. */
+/* Do as handle_take(), handle_untake() and handle_put(). After the last reference, a worker closes the image, or this
+   thread if no worker can be started. */
 int engine_take_handle(struct iou_engine *engine, iou_handle *handle, uint32_t kind);
 void engine_untake_handle(struct iou_engine *engine, iou_handle *handle, uint32_t kind);
 void engine_put_handle(struct iou_engine *engine, iou_handle *handle);
@@ -131,7 +132,7 @@ struct iou_queue {
     int eventfd;
     pthread_mutex_t lock;
     struct link completed;
-    atomic_uint_fast64_t outstanding; /* submitted and not reaped */
+    atomic_uint_fast64_t outstanding; /* operations that were submitted and not reaped */
 };
 
 /* Hand a finished operation to its queue. */
@@ -139,14 +140,14 @@ void queue_push(struct iou_queue *queue, struct op *op);
 
 /* ---- mounts.c --------------------------------------------------------------------------------------------------- */
 
-/* A path, and what was found of its mount. */
+/* A path, and what is known of its mount. */
 struct mounted {
     const char *path;
-    uint64_t device; /* for which opens of the path count; 0: unknown */
-    size_t length;   /* of the name of the mount */
+    uint64_t device; /* the device for which opens of the path count, or 0 if unknown */
+    size_t length;   /* length of the mount's name */
 };
 
-/* Find the mounts of paths. Does not touch the mounts. */
+/* Find the mounts of paths. Does not access the mounts themselves. */
 void mount_find(struct mounted *paths, uint32_t count);
 
 #endif
