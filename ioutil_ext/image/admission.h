@@ -19,14 +19,14 @@ struct range {
 };
 
 /*
- * The claim of a write, zero or trim that runs, or that waits for earlier changes which it overlaps. Claims are taken
- * in order of arrival, and kept until storage has released the operation, even if its client is gone. So no change
+ * The claim of a write, zero or trim that runs, or that waits for earlier changes that it overlaps. Claims are taken in
+ * order of arrival, and kept until storage has released the operation, even if its client is gone. So no change
  * deadlocks, starves, or takes effect after a later one that it overlaps.
  */
 struct claim {
-    uint32_t blockers;        /* earlier claims that it overlaps; 0: the operation may run */
-    bool withdrawn;           /* canceled while it waited: it is not among the claims any more */
-    const uint32_t *canceled; /* that claims_cancel() looks at; NULL: it is not canceled so */
+    uint32_t blockers;        /* earlier claims that it overlaps; the operation may run when this is 0 */
+    bool withdrawn;           /* canceled while it waited, so it is not among the claims any more */
+    const uint32_t *canceled; /* claims_cancel() looks at this; NULL if it cannot cancel the claim */
     struct claim *next_admitted;
     void (*admitted)(struct claim *claim); /* called without locks when its wait ends */
 };
@@ -41,31 +41,35 @@ struct claims {
     pthread_mutex_t lock;
     struct claimed *all; /* in order of arrival */
     uint32_t count, room;
-    uint32_t waiting; /* claims with blockers; 0: a release need not look for claims that may run now */
+    uint32_t waiting; /* claims with blockers; if 0, a release need not look for claims that may run now */
 };
 
 void claims_init(struct claims *claims);
 void claims_destroy(struct claims *claims);
 
-/* Withdraw the claims that wait and are canceled, and call their admitted. Who sets *canceled calls this then. */
+/* Withdraw the claims that wait and are canceled, and call their `admitted`. Call this after setting *canceled. */
 void claims_cancel(struct claims *claims);
 
-/* Remove a claim that waits. False: it was admitted meanwhile, and was not removed. Chains the claims that may run now
-   to *freed, because the caller holds the engine's lock. The caller gives *freed to claims_admit() without the lock. */
+/*
+ * Remove a waiting claim. Returns false, and removes nothing, if it was admitted in the meantime. The caller holds the
+ * engine's lock, so claims that may run now are only chained to *freed. Pass that to claims_admit() without the lock.
+ */
 bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **freed);
 void claims_admit(struct claim *freed);
 
-/* The claim of an operation: enter that of its change_range(), or of another range, as struct image_ops has it.
-   -EAGAIN: it waits, and claim->admitted will be called, possibly before this returns. -ECANCELED: it would wait, and
-   is canceled already; -ENOMEM. */
+/*
+ * Enter the claim of an operation, for its change_range() or for another range: `claim` of struct image_ops. Returns 0
+ * if the operation may run. Returns -EAGAIN if it waits; claim->admitted is then called, possibly before this returns.
+ * Returns -ECANCELED if it would wait and is canceled already, or -ENOMEM.
+ */
 int claim_operation(struct op *op);
 int claim_range(struct op *op, struct range range);
 
-/* Remove the claim of an operation, waiting or not. Calls admitted of the claims that may run now, so the caller must
-   not hold locks. */
+/* Remove the claim of an operation, even if it still waits. Calls `admitted` of the claims that may run now, so the
+   caller must not hold locks. */
 void claim_release_operation(struct op *op);
 
-/* Wake who waits for the claim of an operation with op->waiter: for claim->admitted. */
+/* Wake the thread or fiber that waits in op->waiter for the claim of an operation. For use as claim->admitted. */
 void claim_wake(struct claim *claim);
 
 #endif
