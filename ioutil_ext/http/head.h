@@ -15,12 +15,13 @@
 /* Most digits of a number, which is below 2^63 then. */
 #define HTTP_MAX_DIGITS 18u
 
-/* A piece of text, which does not end with a NUL. */
+/* A piece of text, without a NUL at its end. */
 struct http_text {
     const char *at, *end;
 };
 
-/* Move past the expected text. False: the text is different. Inline, so that strlen() of a literal is a constant. */
+/* Move past the expected text. Returns false if the text is different. Inline, so that strlen() of a literal is a
+   constant. */
 static inline bool http_skip(struct http_text *text, const char *expected) {
     size_t length = strlen(expected);
     if ((size_t)(text->end - text->at) < length || memcmp(text->at, expected, length) != 0)
@@ -29,10 +30,11 @@ static inline bool http_skip(struct http_text *text, const char *expected) {
     return true;
 }
 
-/* Read a number of ASCII digits, and move past it. False: there is none, or it is too long. */
+/* Read a number of ASCII digits, and move past it. Returns false if there is none, or if it has too many digits. */
 bool http_number(struct http_text *text, uint64_t *number);
 
-/* Whether the text is this word, which is given in lower case. Ignores case (ASCII), and does not use the locale. */
+/* Return whether the text is this word, which is given in lower case. Ignores the case of ASCII, and does not use the
+   locale. */
 bool http_is_word(struct http_text text, const char *word);
 
 /* The fields that matter for framing or meaning; see head.c. */
@@ -67,7 +69,7 @@ struct http_head {
     uint32_t options;                     /* of Connection */
     uint32_t asks;                        /* iou_asks */
     struct http_text values[HTTP_FIELDS]; /* the last one, if a field occurs more than once */
-    uint64_t length;                      /* of the body, unless it is chunked */
+    uint64_t length;                      /* bytes of the body, unless it is chunked */
     bool chunked;
     const char *twice; /* the name of a field that occurs twice, and must not */
 };
@@ -76,13 +78,13 @@ static inline bool http_has(const struct http_head *head, unsigned field) {
     return head->seen & 1u << field;
 }
 
-/* Move past a token (RFC 9110 5.6.2). False: there is none. */
+/* Move past a token (RFC 9110 5.6.2). Returns false if there is none. */
 bool http_token(struct http_text *text);
 
-/* Whether the text is a name that needs no escapes (RFC 3986 2.3). */
+/* Return whether the text is a name that needs no escapes (RFC 3986 2.3). */
 bool http_is_name(struct http_text text);
 
-/* Whether the line is a field: a name, a colon, and a value without control characters (RFC 9112 5). */
+/* Return whether the line is a field: a name, a colon, and a value without control characters (RFC 9112 5). */
 bool http_is_field(struct http_text line);
 
 /* Read the head at the start of the data, as iou_head_read() does. */

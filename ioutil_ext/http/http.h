@@ -29,33 +29,34 @@
 #define HTTP_AHEAD 3u
 
 /*
- * The same of an answer from an image that an NBD server has: its buffers and ours stay in the processor's cache then.
- * Ranges of 4 MiB from qemu-nbd on tmpfs, two processors that others used, too, 3 rounds in turns. 8 connections: 380
- * and 367 MB/s with 3 and 8 under way; 250 with 4 of 512 KiB, 179 with 3 of 2 MiB. 1 connection: 171, 323, 256, 167.
- * Of a server that takes 4 ms to answer: 262, 381, 295, 254, and with 1 connection 94, 178, 143, 152.
+ * The same for an answer from an image that an NBD server has. With small pieces, the buffers of the server and of the
+ * lane stay in the cache of the processor. Measured with ranges of 4 MiB from qemu-nbd on tmpfs, on two processors that
+ * others used as well, 3 rounds in turns, in MB/s. 8 connections: 380 and 367 with 3 and 8 pieces under way, 250 with 4
+ * of 512 KiB, 179 with 3 of 2 MiB; 1 connection: 171, 323, 256, 167. From a server that takes 4 ms to answer: 262, 381,
+ * 295, 254; 1 connection: 94, 178, 143, 152.
  */
 #define HTTP_REMOTE_PIECE (256 * KIB)
 #define HTTP_REMOTE_AHEAD 8u
 
 /*
- * The first piece of a connection, and the next one after it was slow. Pieces grow fourfold while the client makes
- * progress. So a client that sends or takes nothing has little memory, and of many clients that begin together each
+ * The first piece of a connection, and the next piece after a client was slow. Pieces grow fourfold while the client
+ * makes progress. So a client that neither sends nor reads has little memory, and if many clients begin together, each
  * gets memory soon.
  */
 #define HTTP_FIRST_PIECE (64 * KIB)
 
 /*
- * The pieces of an answer to a client that pauses, one at a time: about as much as a socket takes. Of longer pieces,
- * much would be read again and again. After HTTP_UNPAUSED bytes without a pause, more than a socket holds, the client
- * counts as fast again.
+ * The size of a piece for a client that pauses, which gets one piece at a time. It is about as much as a socket takes:
+ * of a longer piece, much would be read again and again. After HTTP_UNPAUSED bytes without a pause, which is more than
+ * a socket holds, the client counts as fast again.
  */
 #define HTTP_SLOW_PIECE (128 * KIB)
 #define HTTP_UNPAUSED (8 * MIB)
 
-/* Most bytes of a template of the owner. */
+/* Most bytes of a template that the owner passes. */
 #define HTTP_MAX_TEMPLATE (4 * KIB)
 
-/* A template: an answer or a head in which the lane replaces bytes with numbers and the date. */
+/* An answer, or the head of one, in which the lane replaces some bytes with numbers and the date. */
 struct http_template {
     char *text;
     uint64_t length;
@@ -67,7 +68,7 @@ struct http_request {
     bool expects;    /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
     bool encoded;    /* PUT: the body is a frame of zstd */
     bool chunked;    /* PUT: the body comes in chunks */
-    bool unbounded;  /* PUT: its length is known when its end has come; length is what has come */
+    bool unbounded;  /* PUT: its length is known only at its end; `length` is how much has come */
     uint32_t asks;   /* iou_asks */
     uint32_t status; /* of the answer */
     uint64_t offset, length;
@@ -81,26 +82,24 @@ struct http {
     struct http_template done, partial, whole, origin;
     struct http_template instructed; /* the answer to an instruction */
     enum { NO_INSTRUCTION, INSTRUCTED, CARRIED_OUT } instruction;
-    uint64_t generation; /* of the image that whole and partial are for; 0: any */
-    char date[30];       /* of `second` */
+    uint64_t generation; /* the generation of the image for which whole and partial are valid, or 0 for any */
+    char date[30];       /* the date of `second` */
     time_t second;
 
-    /*
-     * The request that runs. Each leader takes one of its pieces. The task that takes the last piece ends the request.
-     * If it fails before, the leader ends it when no piece is under way.
-     */
+    /* The running request. Each leader takes one of its pieces. The task that takes the last piece ends the request. If
+       the request fails before that, the leader ends it when no piece is under way. */
     struct http_request request;
     struct lane_work running; /* for its owner and the log */
-    uint64_t piece;           /* bytes; its pieces end at multiples */
+    uint64_t piece;           /* pieces end at multiples of this number of bytes */
     uint32_t ahead;           /* most pieces under way at a time */
-    struct body body;         /* for the leader; also of a body that is sent */
+    struct body body;         /* for the leader; also for a body that is sent */
     uint32_t taken;           /* for the leader: pieces taken */
     bool pauses;              /* the client has paused in an answer lately */
     uint64_t moved;           /* bytes of data since the client began, was slow or paused */
     bool busy;                /* a request runs */
     bool failed;
     uint32_t under_way; /* pieces that were taken and have not ended */
-    uint32_t sent;      /* pieces of a GET that were sent; the number of the next one */
+    uint32_t sent;      /* pieces of a GET that were sent, so the number of the next one */
     bool started;       /* a part of the answer was sent */
     iou_http_end end;   /* why the lane ends; why the request has failed */
 };
@@ -121,16 +120,17 @@ static inline struct http *http_of(const struct iou_lane *lane) {
 
 /* ---- which requests --------------------------------------------------------------------------------------------- */
 
-/* Take the next request from the staging. HTTP_OTHER: it is not for a lane, and no byte was taken. */
+/* Take the next request from the staging. Returns HTTP_OTHER, and takes no byte, if the request is not for a lane. */
 enum http_found http_take(struct iou_lane *lane);
 
-/* Take an instruction. False: it contradicts itself. */
+/* Take an instruction. Returns false if it contradicts itself. */
 bool http_take_instruction(struct http *http, const iou_instruction *instruction);
 
-/* Whether the request that runs is for bytes that the ticket and the image allow it to have. */
+/* Return whether the ticket and the image allow the running request its range. */
 bool http_is_allowed(const struct iou_lane *lane);
 
-/* Whether the ticket and the image allow a change of this range. An image that grows may be smaller. */
+/* Return whether the ticket and the image allow a change of this range. An image that grows may be smaller than that.
+ */
 bool http_may_write(const struct iou_lane *lane, uint64_t offset, uint64_t length);
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
@@ -138,37 +138,37 @@ bool http_may_write(const struct iou_lane *lane, uint64_t offset, uint64_t lengt
 /* Send 100 Continue, which tells the client to send its body (RFC 9110 10.1.1). */
 void http_answer_continue(struct iou_lane *lane);
 
-/* Send data of a GET until the client pauses. first: with the head before it. Returns how many bytes of data were sent.
- */
+/* Send data of a GET until the client pauses. With `first`, send the head before it. Returns how many bytes of data
+   were sent. */
 uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first);
 
 /* ---- the end of a request --------------------------------------------------------------------------------------- */
 
-/* Fail the request that runs. Only the first failure counts. op: the operation that has failed, or NULL. */
+/* Fail the running request. Only the first failure counts. `op` is the operation that has failed, or NULL. */
 void http_note_failure(struct http *http, iou_http_reason reason, const struct op *op);
 
-/* Fail the request that runs with an errno that is not from storage. */
+/* Fail the running request with an errno that is not from storage. */
 void http_fail_outside(struct http *http, int error);
 
-/* Fail the request that runs because bytes are not in ticket and image. */
+/* Fail the running request because its range is not in ticket and image. */
 void http_note_outside(struct iou_lane *lane, uint64_t offset, uint64_t length);
 
-/* Run an operation. False: it has failed, and the request with it. */
+/* Run an operation. Returns false if it has failed; then the running request has failed, too. */
 bool http_run(struct task *task, struct op *op);
 
-/* Let the tasks look that wait for a change of the request that runs. */
+/* Let the tasks check again that wait for a change of the running request. */
 void http_changed(struct iou_lane *lane);
 
-/* End a request of which no piece is under way: flush if the client asked for it, and answer. After a failure, as
+/* End a request when no piece of it is under way: flush if the client asked for it, and answer. After a failure, do as
    http_fail(). */
 void http_finish(struct task *task);
 
-/* End a request that has failed, of which no piece is under way. */
+/* End a request that has failed, when no piece of it is under way. */
 void http_fail(struct iou_lane *lane);
 
 /* ---- how -------------------------------------------------------------------------------------------------------- */
 
-/* Do the request that runs, or one piece of it. Returns whether this task still leads. */
+/* Do the running request, or one piece of it. Returns whether this task still leads. */
 bool http_serve(struct task *task);
 
 #endif
