@@ -36,22 +36,25 @@ struct lane_state {
     atomic_uint_fast64_t requests; /* requests that have begun */
 };
 
-/* Whether running requests have to end: the transfer was cancelled, or the connection broke. */
+/* Return whether running requests have to end, because the transfer was cancelled or the connection broke. */
 bool lane_canceled(const struct iou_lane *lane);
 
-/* Whether no request may begin: the ticket has expired or was cancelled, the server stops, or the connection broke. */
+/* Return whether no request may begin, because the ticket has expired or was cancelled, the server stops, or the
+   connection broke. */
 bool lane_refuses(const struct iou_lane *lane);
 
 /* Renew the ticket, because a request has ended. */
 void lane_renew(struct iou_lane *lane);
 
-/* Whether this lane has to give its place to a connection that waits. Takes one from iou_lanes_recall()'s count. */
+/* Return whether this lane has to give its place to a connection that waits. If so, this counts down
+   iou_lanes_recall(). */
 bool lane_gives_place(struct iou_lane *lane);
 
-/* Whether a request that has begun has to end: of a kind that does not finish requests, also when none may begin. */
+/* Return whether requests that have begun have to end. If the kind of lane does not finish requests, they also end when
+   no request may begin. */
 bool lane_cuts(const struct iou_lane *lane);
 
-/* Break the connection: its requests end at their next step, and nothing more is sent. Keeps the first error. */
+/* Break the connection: its requests end at their next step, and nothing more is sent. The first error is kept. */
 void lane_break(struct iou_lane *lane, int error);
 
 /* Wake all tasks that wait, so that they check the lane's state. */
@@ -60,13 +63,13 @@ void lane_wake(struct iou_lane *lane);
 /* Break the connection if its peer is gone. */
 void lane_look(struct iou_lane *lane);
 
-/* Do the same, unless it was done within CHECK_NS. For the leader. */
+/* Do as lane_look(), unless that was done within CHECK_NS. For the leader. */
 void lane_check(struct iou_lane *lane);
 
 /* ---- work.c ----------------------------------------------------------------------------------------------------- */
 
 struct lane_work {
-    atomic_uint_fast64_t began, offset, length; /* began: ns; 0: none runs */
+    atomic_uint_fast64_t began, offset, length; /* began is in ns, or 0 if no request runs */
     atomic_uint_fast32_t kind, flags;           /* as in iou_record */
     atomic_uint_fast32_t waiting[IOU_WAITS];    /* tasks that wait now, by iou_wait */
     pthread_mutex_t lock;                       /* a leaf; guards all below */
@@ -76,19 +79,20 @@ struct lane_work {
 void work_init(struct lane_work *work);
 void work_destroy(struct lane_work *work);
 
-/* A request begins, whose head arrived at `began`. what: its kind, flags, offset and length. */
+/* Note that a request begins, whose head arrived at `began`. `what` has its kind, flags, offset and length. */
 void work_begin(struct lane_work *work, uint64_t began, const iou_record *what);
 
-/* It ends: record it, if requests that took so long are recorded. result: as what, with the result. */
+/* Note that the request ends, and record it if it took as long as recorded requests take. `result` has the same fields
+   as `what`, and the result. */
 void work_record(struct iou_lane *lane, struct lane_work *work, iou_record result);
 
-/* If one runs, it ends with its connection. */
+/* End the request, if one runs, because its connection ends. */
 void work_cut(struct iou_lane *lane, struct lane_work *work);
 
-/* Describe the request, with its waits so far. False: none runs. */
+/* Describe the request, with its waits so far. Returns false if none runs. */
 bool work_look(struct lane_work *work, iou_record *record);
 
-/* Begin and end a wait of the calling task. work_wait() returns the time, for work_go_on(). */
+/* Begin and end a wait of the calling task. Pass the result of work_wait() to work_go_on(). */
 uint64_t work_wait(iou_wait kind);
 void work_go_on(iou_wait kind, uint64_t since);
 
@@ -101,16 +105,16 @@ void work_go_on(iou_wait kind, uint64_t since);
 
 struct task;
 
-/* A kind of lane: what differs between the protocols. */
+/* A kind of lane: the functions that differ between the protocols. */
 struct lane_kind {
     const char *thread_name;
-    /* A request that has begun goes on after the ticket has expired, and after iou_lane_refuse(). */
+    /* Requests that have begun go on after the ticket has expired, and after iou_lane_refuse(). */
     bool finishes;
-    /* Read requests and do them. True: another task leads now. False: there are no more requests. */
+    /* Read requests and do them. Return true when another task leads, or false when there are no more requests. */
     bool (*lead)(struct task *task);
-    /* Return the request that a task works for: its own one, or one of all tasks. */
+    /* Return the request for which a task works: its own one, or one that all tasks share. */
     struct lane_work *(*work)(struct task *task);
-    /* Free the state of the kind. The lane has no tasks any more. */
+    /* Free the state of the kind. The lane then has no tasks any more. */
     void (*end)(struct iou_lane *lane);
 };
 
@@ -119,8 +123,8 @@ struct task {
     struct link link;   /* in tasks.all, or in tasks.spare */
     struct waiter idle; /* in tasks.idle */
     struct iou_lane *lane;
-    struct lane_work own, *work;        /* the request that it works for (fiber.data): its own, or one of all tasks */
-    atomic_uint_fast64_t storage_since; /* ns, start of its operation in storage; 0: it has none there */
+    struct lane_work own, *work;        /* the request for which it works (fiber.data): its own, or one of all tasks */
+    atomic_uint_fast64_t storage_since; /* when its operation in storage has begun, in ns, or 0 without one */
 };
 
 struct lane_tasks {
@@ -130,31 +134,31 @@ struct lane_tasks {
     struct task *leader; /* it reads requests */
     uint32_t count;
 
-    pthread_mutex_t lock; /* for the owner; guards all below. Before those of the engine, of counts, of the pool */
+    pthread_mutex_t lock; /* guards the members below. Taken before the locks of the engine, counts and pool */
     struct link all;
     struct link spare; /* tasks that have ended */
-    bool over;         /* the thread gives up the socket and the image: others do not use them any more */
+    bool over;         /* the thread releases socket and image: other threads must not use them any more */
     bool ended;        /* the lane may be freed */
 };
 
 void tasks_init(struct iou_lane *lane);
 
-/* Start the first task, which leads, in a loop that was made. -ENOMEM */
+/* Start the first task, which leads. Its loop was made before. Returns 0 or -ENOMEM. */
 int tasks_begin(struct iou_lane *lane);
 
-/* Let idle tasks end if the lane does, and those in lane_await() look again. After loop_interrupt(). */
+/* Called after loop_interrupt(). Lets idle tasks end if the lane ends, and tasks in lane_await() check again. */
 void tasks_interrupted(struct iou_lane *lane);
 
-/* Free the tasks and the loop, if it was made. The lane has ended, or was never started. */
+/* Free the tasks, and the loop if it was made. Call this when the lane has ended, or was not started. */
 void tasks_free(struct iou_lane *lane);
 
-/* Make another task the leader, which goes on when this one sleeps. False: there is none. */
+/* Make another task the leader, which goes on when this one sleeps. Returns false if there is no other task. */
 bool task_hand_over(struct task *task);
 
-/* Sleep until lane_changed(), until an event that concerns all tasks, or until then. */
+/* Sleep until lane_changed(), an event that concerns all tasks, or the time `until`. */
 void lane_await(struct iou_lane *lane, uint64_t until);
 
-/* Let the tasks in lane_await() look again. The lane's thread. */
+/* Let the tasks in lane_await() check again. Call this in the lane's thread. */
 void lane_changed(struct iou_lane *lane);
 
 /* ---- counts.c --------------------------------------------------------------------------------------------------- */
@@ -162,7 +166,7 @@ void lane_changed(struct iou_lane *lane);
 struct lane_counts {
     int event_fd;
     atomic_uint_fast64_t zeroed[IOU_METHODS], read, written, failed;
-    pthread_mutex_t lock; /* guards all below; a leaf */
+    pthread_mutex_t lock; /* guards the members below; a leaf */
     iou_lane_report reports[IOU_LANE_REPORTS];
     uint32_t reports_count;
     uint64_t reports_lost;
@@ -189,10 +193,10 @@ struct iou_lane {
     iou_handle *handle; /* holds a reference */
     iou_control *control;
     iou_lease *lease;
-    iou_bucket *bucket; /* NULL: there is no limit on the rate */
+    iou_bucket *bucket; /* or NULL without a rate limit */
     const struct lane_kind *kind;
     void *own;       /* the state of the kind */
-    uint64_t number; /* of the lane, in records */
+    uint64_t number; /* identifies the lane in records */
     uint64_t size;
     uint32_t flags;
     int timeout_ms;
@@ -205,10 +209,8 @@ struct iou_lane {
     struct lane_counts counts;
 };
 
-/*
- * Start a lane. own: the state of the kind, which kind->end() frees; after a failure the caller still owns it. Returns
- * as iou_nbd_start() does.
- */
+/* Start a lane. `own` is the state of the kind, which kind->end() frees. After a failure the caller still owns it.
+   Returns as iou_nbd_start() does. */
 int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
                void *own, iou_lane **result);
 

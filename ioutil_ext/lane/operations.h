@@ -9,16 +9,14 @@
 
 #include "lane/lane.h"
 
-/*
- * Begin an operation on the lane's image: a change claims its range. Called as soon as the request has arrived, before
- * anything that waits, so that changes take effect in order of arrival. operation_run() follows.
- */
+/* Begin an operation on the lane's image. A change claims its range. Call this as soon as the request has arrived,
+   before anything that waits, so that changes take effect in order of arrival. Then call operation_run(). */
 void operation_begin(struct iou_lane *lane, struct op *op);
 
-/* Run an operation to its end, and begin it first if it has not begun. Returns its errno. */
+/* Run an operation to its end. Begin it before, if it has not begun. Returns 0 or its errno. */
 int operation_run(struct task *task, struct op *op);
 
-/* Whether storage only copies, so that shorter pieces let the peer go on sooner. */
+/* Return whether storage only copies. Then shorter pieces let the peer go on sooner. */
 bool operation_only_copies(const struct iou_lane *lane);
 
 #endif
