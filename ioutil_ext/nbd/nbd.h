@@ -30,7 +30,7 @@ struct answer {
 
 /* The last piece of a WRITE's payload, and the answer so far, from the pieces before it. */
 struct payload {
-    struct memory *memory; /* NULL: there is none */
+    struct memory *memory; /* or NULL */
     char *data;
     uint64_t offset, length;
     struct answer answer;
@@ -42,8 +42,8 @@ struct incoming {
     struct request request;
     struct body body;
     struct payload payload;
-    bool after_long; /* the payload before it was a long one */
-    int error;       /* of the socket; requests that came before it are done first */
+    bool after_long; /* the payload before this request was a long one */
+    int error;       /* of the socket; earlier requests are done first */
 };
 
 /* The state of an NBD lane. */
@@ -51,9 +51,9 @@ struct nbd {
     struct dialect dialect;
     iou_lane_context contexts[IOU_LANE_CONTEXTS];
     uint32_t contexts_count;
-    uint64_t tells; /* what they tell together */
+    uint64_t tells; /* the flags of all contexts together */
     uint32_t *errors, errors_count;
-    char *reply; /* the last one of the negotiation, until the first task has sent it */
+    char *reply; /* the last reply of the negotiation, until the first task has sent it */
     size_t reply_length;
     struct incoming incoming;
 };
@@ -74,20 +74,20 @@ static inline struct nbd *nbd_of(const struct iou_lane *lane) {
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
-/* Refuse a request, or a piece of a payload, that was not refused yet, if the transfer has ended. */
+/* Refuse a request, or a piece of a payload, if the transfer has ended, unless it was refused before. */
 void answer_check(struct iou_lane *lane, struct answer *answer);
 
-/* Return the answer to a request for which lane_get_memory() has failed with error. */
+/* Return the answer to a request for which lane_get_memory() has failed with this error. */
 struct answer answer_no_memory(struct iou_lane *lane, int error);
 
-/* Return the answer for an operation that has ended; or run the operation first. */
+/* Return the answer for an operation that has ended. answer_run() runs the operation before. */
 struct answer answer_of(struct iou_lane *lane, const struct op *op);
 struct answer answer_run(struct task *task, struct op *op);
 
 /* Fill memory with the bytes of the image, and with zeros past its end. */
 struct answer answer_fill(struct task *task, char *data, uint64_t offset, uint64_t length);
 
-/* Count a request that was answered, or that will not be. */
+/* Count a request that was answered, or that gets no answer. */
 void request_end(struct iou_lane *lane);
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
@@ -95,7 +95,8 @@ void request_end(struct iou_lane *lane);
 /* Set *op to the operation that writes the piece. */
 void write_set(struct op *op, const struct payload *payload, bool fua);
 
-/* Write a piece of a payload before the last one, unless an earlier one has failed. fua: of the request. */
+/* Write a piece of a payload that is not the last one, unless an earlier piece has failed. `fua` is that of the
+   request. */
 void write_piece(struct task *task, struct payload *payload, bool fua);
 
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
@@ -103,15 +104,16 @@ void write_piece(struct task *task, struct payload *payload, bool fua);
 void reply_success(struct iou_lane *lane, const struct request *request);
 void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text);
 
-/*
- * Send a part or all of the data of a READ, which is at offset. done: it is the last part. If the client pauses, the
- * memory is given back and *memory is NULL afterwards.
- */
+/* Send all or a part of the data of a READ, which is at `offset`. Pass `done` for the last part. If the client pauses,
+   the memory is given back, and *memory is NULL afterwards. */
 void reply_data(struct task *task, const struct request *request, struct memory **memory, uint64_t offset,
                 uint64_t length, bool done);
 
-/* Send the reply to a BLOCK_STATUS, a chunk for each context. extents: count records. payload: memory for as many
-   extents of one chunk, of at most MAX_EXTENT bytes each; with one context it may be that of the records. */
+/*
+ * Send the reply to a BLOCK_STATUS, a chunk for each context. There are `count` extents. `payload` is memory for as
+ * many extents of one chunk, each of at most MAX_EXTENT bytes. With one context it may be the memory of the extents
+ * themselves.
+ */
 void reply_status(struct iou_lane *lane, const struct request *request, const iou_extent *extents, uint32_t count,
                   char *payload);
 
@@ -123,10 +125,8 @@ void read_status(struct task *task, const struct request *request);
 
 /* ---- receiving; for the leader only ----------------------------------------------------------------------------- */
 
-/*
- * Receive a request and its payload. The pieces of a WRITE's payload are written, except the last one, which is left in
- * *payload for request_run(). Other payloads are discarded. False: the connection ends.
- */
+/* Receive a request and its payload. The pieces of a WRITE's payload are written, except the last one, which is left in
+ *payload for request_run(). Other payloads are discarded. Returns false if the connection ends. */
 bool receive_request(struct task *task, struct request *request, struct payload *payload);
 
 /* Give back the memory of an incoming request that will not be done. */
@@ -134,10 +134,10 @@ void receive_end(struct iou_lane *lane);
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
-/* Begin the change of a request. op->kind is 0 afterwards if the request is refused, or has no change. */
+/* Begin the change of a request. Sets op->kind to 0 if the request is refused, or is no change. */
 void request_begin(struct iou_lane *lane, const struct request *request, struct payload *payload, struct op *op);
 
-/* Do a request, and answer it. Gives the payload's memory back. */
+/* Do a request and answer it. Gives the payload's memory back. */
 void request_run(struct task *task, const struct request *request, struct payload *payload, struct op *op);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages of the transmission phase (wire.c). No lane is needed. */
+/* Messages of the transmission phase (wire.c). They need no lane. */
 
 #ifndef IOUTIL_NBD_WIRE_H
 #define IOUTIL_NBD_WIRE_H
@@ -39,11 +39,11 @@ static inline bool wire_has_chunks(const struct dialect *dialect) {
     return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
 }
 
-/* Parse a request header, and refuse the request if it is not allowed. -EPROTO: the magic number is wrong, so further
-   bytes cannot be understood. */
+/* Parse a request header, and refuse the request if it is not allowed. Returns 0, or -EPROTO if the magic number is
+   wrong. Then the following bytes cannot be understood. */
 int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
 
-/* Write a header of at most MAX_HEADER bytes; returns its size. */
+/* Write a header of at most MAX_HEADER bytes. Returns its size. */
 size_t wire_simple(char *header, const struct request *request, uint32_t error);
 size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
                   uint64_t length);
