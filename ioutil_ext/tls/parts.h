@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The parts of TLS: policy, certificates and words for what fails (context.c), the socket as OpenSSL sees it
- * (bio.c), connections (tls.c). Only these know OpenSSL.
- */
+/* The parts of TLS: policy, certificates and texts of failures (context.c), the socket as OpenSSL sees it (bio.c),
+   connections (tls.c). Only these use OpenSSL. */
 
 #ifndef IOUTIL_TLS_PARTS_H
 #define IOUTIL_TLS_PARTS_H
@@ -22,13 +20,13 @@ struct iou_tls_context {
     atomic_uint references;
 };
 
-/* Tell why something failed, and forget the errors of this thread that OpenSSL has kept. */
+/* Set the reason of a failure to this text, and clear OpenSSL's queue of errors of this thread. */
 void tls_set_reason(char *reason, const char *text);
 
-/* Tell the first of them. */
+/* Set the reason to the first error in that queue, or to `otherwise` if it is empty. */
 void tls_take_reason(char *reason, const char *otherwise);
 
-/* What a client keeps of the server's certificate: the application data of its SSL. */
+/* What a client remembers of the server's certificate. It is the application data of its SSL. */
 struct tls_peer {
     bool known;
     uint8_t key[IOU_TLS_KEY_HASH];
@@ -39,13 +37,13 @@ struct tls_peer {
 struct tls_socket {
     int fd;
     int error;    /* errno */
-    bool drained; /* it had less than was asked for: not worth asking again before it is readable */
-    bool ended;   /* it has nothing more */
-    bool partial; /* OpenSSL has at most a part of a record of it: nothing has come since it wanted more */
-    bool more;    /* what is sent is followed by more at once */
+    bool drained; /* it had fewer bytes than were asked for, so do not ask again before it is readable */
+    bool ended;   /* no more bytes will come */
+    bool partial; /* OpenSSL has at most a part of a record, as nothing has come since it wanted more */
+    bool more;    /* more bytes will be sent at once */
 };
 
-/* What OpenSSL receives from and sends to; NULL: no memory. */
+/* Make the BIO from which OpenSSL receives and to which it sends. Returns NULL without memory. */
 BIO *tls_bio_new(struct tls_socket *socket);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What lanes and the client of NBD servers need of TLS besides api/tls.h. */
+/* The functions of TLS that lanes and the client of NBD servers need besides api/tls.h. */
 
 #ifndef IOUTIL_TLS_TLS_H
 #define IOUTIL_TLS_TLS_H
@@ -10,16 +10,17 @@
 
 #include "api/tls.h"
 
-/* Use another descriptor of the same socket; returns the one before. */
+/* Use another descriptor of the same socket. Returns the previous one. */
 int tls_swap_fd(iou_tls *tls, int fd);
 
-/* Whether the last iou_tls_read() has taken all that had arrived. For the thread that called it. */
+/* Return whether the last iou_tls_read() has taken all that had arrived. For the thread that called it. */
 bool tls_is_emptied(const iou_tls *tls);
 
-/* Send parts on a socket without waiting; tls: NULL: as they are. Returns how many bytes were sent, or -errno. */
+/* Send parts on a socket without waiting, without TLS if `tls` is NULL. Returns how many bytes were sent, or -errno. */
 int64_t tls_send_parts(iou_tls *tls, int fd, struct iovec *parts, unsigned count);
 
-/* Move the parts past bytes that were sent: those that are sent have a length of 0. Returns how many are left. */
+/* Move the parts past bytes that were sent. Parts that are sent as a whole get a length of 0. Returns how many parts
+   are left. */
 unsigned tls_skip_parts(struct iovec **parts, unsigned count, uint64_t sent);
 
 #endif
