@@ -20,7 +20,7 @@ enum { MIN_CLUSTER_BITS = 9, MAX_CLUSTER_BITS = 21, MIN_EXTENDED_BITS = 14 };
 enum { V2_HEADER = 72, V3_HEADER = 104, COMPRESSION_TYPE_AT = 104 };
 enum { AUTOCLEAR_AT = 88, TABLE_GROUP_AT = 48, TABLE_GROUP = 12 };
 
-/* Bytes of a disk come in so many, and a table is written so. */
+/* The size of a disk is a multiple of a sector, and tables are written in sectors. */
 enum { SECTOR = 512 };
 
 /* Most bytes of the tables that the header names, as in qemu. */
@@ -28,12 +28,13 @@ enum { SECTOR = 512 };
 #define MAX_REFCOUNT_TABLE_BYTES (UINT64_C(8) << 20)
 enum { MAX_SNAPSHOTS = 65536, MAX_BACKING_NAME = 1023, MAX_FORMAT_NAME = 15 };
 
-/* Of bitmaps, as in qemu: how many, bytes of their directory, bytes of what one has, bytes of the disk for each bit. */
+/* Limits of bitmaps, as in qemu: their number, the bytes of their directory and of one name, and the bytes of the disk
+   for each bit. */
 enum { MAX_BITMAPS = 65535, MAX_BITMAP_NAME = 1023, MIN_GRANULARITY_BITS = 9, MAX_GRANULARITY_BITS = 31 };
 #define MAX_DIRECTORY_BYTES ((uint64_t)MAX_BITMAPS * 1024)
 #define MAX_BITMAP_BYTES (UINT64_C(512) << 20)
 
-/* Extensions of the header lie within so many bytes: those that are known take less than 1 KiB. */
+/* The extensions of the header are in these first bytes. Known extensions take less than 1 KiB. */
 #define MAX_HEADER_BYTES (UINT64_C(64) << 10)
 
 enum {
@@ -75,30 +76,28 @@ enum { BITMAP_ROW = 24, BITMAP_IN_USE = 1, BITMAP_DIRTY_TRACKING = 1 };
 
 /* ---- header.c --------------------------------------------------------------------------------------------------- */
 
-/* The header of an image (header.c): what it says, checked against the limits of the format and the file's length. */
+/* The header of an image (header.c). Its values are checked against the limits of the format and the file's length. */
 
 struct header {
     uint32_t version, cluster_bits, refcount_order, header_length, compression;
-    uint64_t size; /* bytes of the disk, whole sectors of 512 bytes, as qemu has it */
+    uint64_t size; /* bytes of the disk, in whole sectors, as in qemu */
     uint64_t l1_offset, refcount_table_offset, snapshots_offset;
     uint32_t l1_size; /* entries */
     uint32_t refcount_table_clusters, snapshots;
     uint64_t incompatible, autoclear;
     bool has_backing, has_bitmaps;
-    uint32_t bitmaps;                           /* how many */
+    uint32_t bitmaps;                           /* the number of bitmaps */
     uint64_t directory_offset, directory_bytes; /* of bitmaps; not checked yet */
     char backing[MAX_BACKING_NAME + 1];
 };
 
-/*
- * Read a header. data: the file's first bytes, as many as header_bytes() says. size: of the file. Returns
- * IOU_QCOW2_NATIVE, or IOU_QCOW2_REFUSE with the reason. Time is linear in length.
- */
+/* Read a header. `data` is the beginning of the file, with as many bytes as header_bytes() returns, and `size` the size
+   of the file. Returns IOU_QCOW2_NATIVE, or IOU_QCOW2_REFUSE with the reason. The time is linear in `length`. */
 iou_qcow2_judgment header_parse(struct header *header, const uint8_t *data, uint64_t length, uint64_t size,
                                 char reason[IOU_QCOW2_REASON]);
 
-/* How many bytes header_parse() needs: the first cluster, or the file if it is shorter. data: its first 72 bytes or
-   fewer, if the file is so short. */
+/* Return how many bytes header_parse() needs: the first cluster, or the whole file if it is shorter. `data` is the
+   file's first 72 bytes, or all of a shorter file. */
 uint64_t header_bytes(const uint8_t *data, uint64_t length, uint64_t size);
 
 /* Clusters of a guest's disk, and entries of L2 tables; an entry has 8 or 16 bytes. */

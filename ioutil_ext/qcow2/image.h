@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The row of functions for images in the format qcow2 (image.c), and how it works. */
+/* The functions of struct image_ops for qcow2 images (image.c), and what they use. */
 
 #ifndef IOUTIL_QCOW2_IMAGE_H
 #define IOUTIL_QCOW2_IMAGE_H
@@ -13,42 +13,44 @@ extern const struct image_ops QCOW2_IMAGE;
 
 /* ---- prompt.c --------------------------------------------------------------------------------------------------- */
 
-/* Whether a fiber can run the operation without keeping its thread. */
+/* Return whether a fiber can run the operation without keeping its thread. */
 bool prompt_is(const struct op *op);
 
 /* ---- extents.c -------------------------------------------------------------------------------------------------- */
 
-/* The operation IOU_EXTENTS: what reads as zeros by the tables, or is a hole of a raw file below, is a hole. */
+/* The operation IOU_EXTENTS. Ranges that read as zeros by the tables are holes, and so are holes of a raw file below.
+ */
 int extents_of_chain(struct op *op);
 
 /* ---- write.c ---------------------------------------------------------------------------------------------------- */
 
 /* Writing (write.c, copy.c). No lock is held. */
 
-/* A part of a request, and what is known of it. */
+/* A part of a request to write, and what is known about it. */
 struct write {
     struct chain *chain;
     struct qcow2 *q; /* the top */
     struct op *op;
-    const char *data; /* NULL: zeros */
-    uint32_t flags;   /* of zeros: IOU_FAST_ONLY */
-    bool no_zeros;    /* no cluster of zeros is at hand */
+    const char *data; /* or NULL for zeros */
+    uint32_t flags;   /* for zeros: IOU_FAST_ONLY */
+    bool no_zeros;    /* there is no free cluster that reads as zeros */
     uint64_t pos, length;
-    uint64_t zero_from, zero_to; /* there the files below read as zeros */
-    uint64_t data_from, data_to; /* there they may not */
+    uint64_t zero_from, zero_to; /* in this range the files below read as zeros */
+    uint64_t data_from, data_to; /* in this range they may have data */
 };
 
-/*
- * Write as much as is written in one way, from the beginning on. Returns the bytes, or -errno; -ENOTSUP: the flags
- * forbid to write data.
- */
+/* Write as much as one way of writing can, from the beginning of the part on. Returns the bytes, or -errno. -ENOTSUP
+   means that the flags forbid to write data. */
 int64_t write_step(struct write *write);
 
-/* copy.c: write the first bytes of the part to a place in the file. zeros: it reads as zeros there. */
+/* Write the first bytes of the part to a place in the file, which reads as zeros if `zeros` is set. In copy.c. */
 int write_content(struct write *write, uint64_t host, uint64_t length, bool zeros);
 
-/* copy.c: write into new clusters that are linked after that. count: guest clusters from `number` on, whose entries are
-   in the slice; more than one if all of them are written as a whole. The lock is held, and let go of. */
+/*
+ * Write into new clusters, then link them. `count` guest clusters from `number` on have their entries in the slice;
+ * more than one only if all are written as a whole. Call this with the lock held; it releases it for a while. In
+ * copy.c.
+ */
 int64_t write_copy(struct write *write, struct slice *slice, uint64_t number, uint64_t count);
 
 /* ---- zero.c ----------------------------------------------------------------------------------------------------- */
@@ -56,8 +58,9 @@ int64_t write_copy(struct write *write, struct slice *slice, uint64_t number, ui
 /* Zeroing and trimming (zero.c). No lock is held. */
 
 /*
- * Zero as much as is zeroed in one way, from the beginning on; for a trim, free what can be freed of it. Returns the
- * bytes, or -errno; -ENOTSUP: IOU_FAST_ONLY forbids to write data, and nothing of this step was changed.
+ * Zero as much as one way of zeroing can, from the beginning on. zero_trim_some() frees what can be freed of that.
+ * Returns the bytes, or -errno. -ENOTSUP means that IOU_FAST_ONLY forbids to write data, and that this step has changed
+ * nothing.
  */
 int64_t zero_some(struct chain *chain, struct op *op, uint64_t pos, uint64_t length, uint32_t flags);
 int64_t zero_trim_some(struct chain *chain, struct op *op, uint64_t pos, uint64_t length);
@@ -67,19 +70,20 @@ int64_t zero_trim_some(struct chain *chain, struct op *op, uint64_t pos, uint64_
 /* Putting tables into the file, in an order in which the file is sound at each moment (flush.c). No lock is held. */
 
 /*
- * Put all that was changed before on stable storage. Requests that come while one runs share the next one. After a
- * failure to write each later one fails, and no table is written any more. A flush that fails before that, for want of
- * memory or space, fails alone.
+ * Put all earlier changes on stable storage. Requests that come while a flush runs share the next flush. After a
+ * failure to write, each later flush fails, and no table is written any more. A flush that fails before that, without
+ * memory or space, does not affect later ones.
  */
 int flush_run(struct qcow2 *q, struct op *op);
 
 /*
- * Take a step towards clusters that can be taken again: a flush, or the end of the operations that may still use them.
- * False: none is on its way that needs no flush, and no flush has succeeded. Waits for the slowest of those operations.
+ * Do a step after which unlinked clusters may be reused: flush, or wait for the operations that may still use them.
+ * Returns false if no clusters are left for which waiting is enough, and no flush has succeeded. Waits for the slowest
+ * of these operations.
  */
 bool flush_reclaim(struct qcow2 *q, struct op *op);
 
-/* Flush if more is waiting for that than memory should be spent on. */
+/* Flush if the lists of clusters that wait for a flush have grown too long. */
 int flush_if_full(struct qcow2 *q, struct op *op);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The door to the files of a chain (layer.c): all of the format's input and output, of data and of tables, goes through
- * these functions. None is called with a lock held. They return 0 or -errno, with the system call in op, which is the
- * operation on the guest's disk. Ranges need no alignment.
+ * The files of a chain (layer.c). All input and output of the format, of data and of tables, goes through these
+ * functions. Call them without a lock. They return 0 or -errno, with the system call in `op`, the operation on the
+ * guest's disk. Ranges need no alignment.
  */
 
 #ifndef IOUTIL_QCOW2_LAYER_H
@@ -12,21 +12,21 @@
 #include "image/handle.h"
 #include "qcow2/qcow2.h"
 
-/* Read; what is past the end of the file reads as zeros. */
+/* Read. Bytes past the end of the file read as zeros. */
 int layer_read(struct op *op, iou_handle *file, void *memory, uint64_t offset, uint64_t length);
 
 /* Write inside of the file. */
 int layer_write(struct op *op, iou_handle *file, const void *data, uint64_t offset, uint64_t length);
 
-/* Zero a range inside of the file. flags: IOU_FAST_ONLY, IOU_ALLOCATE; -EOPNOTSUPP: nothing was changed. Notes the
-   method in op. */
+/* Zero a range inside of the file. The flags may be IOU_FAST_ONLY and IOU_ALLOCATE. After -EOPNOTSUPP nothing was
+   changed. Notes the method in op. */
 int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length, uint32_t flags);
 
-/* Put all that was written before on stable storage. A failure is kept: each later call fails. */
+/* Put all earlier writes on stable storage. After a failure each later call fails. */
 int layer_sync(struct op *op, iou_handle *file);
 
-/* Make the file longer, by zeros for which there is space if the file system can promise that; or set its size, without
-   such a promise. Nobody else changes its size. */
+/* Make the file longer by zeros, and reserve their space if the file system can. layer_set_size() sets the size without
+   reserving space. Nobody else may change the size. */
 int layer_grow(struct op *op, iou_handle *file, uint64_t end);
 int layer_set_size(struct op *op, iou_handle *file, uint64_t end);
 
@@ -57,7 +57,7 @@ int output_add(struct output *output, uint64_t offset, uint64_t length, const vo
 /* Copy the sources, in the order of the file. */
 int output_copy(struct output *output);
 
-/* Write the copies; those that follow each other at once. */
+/* Write the copies. Pieces that follow each other are written in one call. */
 int output_write(const struct output *output, struct qcow2 *q, struct op *op);
 void output_free(struct output *output);
 

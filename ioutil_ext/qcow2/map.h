@@ -20,13 +20,11 @@
 int cache_init(struct qcow2 *q);
 void cache_destroy(struct qcow2 *q);
 
-/*
- * Get a slice, and pin it. Its table or block exists. Lets go of the lock to read it. host: where it is in the file. An
- * error is of the read, with the lock held again.
- */
+/* Get a slice, and pin it. Its table or block exists, and `host` is its place in the file. Releases the lock while it
+   reads the slice. Returns 0 or the error of the read, with the lock held. */
 int cache_get(struct qcow2 *q, struct op *op, uint64_t key, uint64_t host, struct slice **slice);
 
-/* The slice if it is in memory, else NULL; it is not pinned. */
+/* Return the slice if it is in memory, else NULL. It is not pinned. */
 const struct slice *cache_peek(struct qcow2 *q, uint64_t key);
 
 static inline void cache_put(struct slice *slice) {
@@ -38,7 +36,7 @@ void cache_dirty(struct qcow2 *q, struct slice *slice);
 /* ---- map.c ------------------------------------------------------------------------------------------------------ */
 
 enum kind {
-    KIND_UNALLOCATED, /* the files below say what is there */
+    KIND_UNALLOCATED, /* the files below have the content */
     KIND_ZERO,
     KIND_DATA,
     KIND_COMPRESSED
@@ -46,28 +44,27 @@ enum kind {
 
 struct mapping {
     enum kind kind;
-    bool in_place;   /* data: nobody else has the cluster */
-    uint64_t host;   /* of data: where it is; of zeros: the cluster that is reserved, 0: none */
-    uint64_t entry;  /* of the first cluster */
+    bool in_place;   /* data: nothing else refers to the cluster */
+    uint64_t host;   /* the place of data; for zeros the reserved cluster, or 0 */
+    uint64_t entry;  /* the entry of the first cluster */
     uint64_t length; /* bytes of the run */
 };
 
-/*
- * Find what is at pos, and how far it goes, at most `length` bytes: data as long as it is contiguous in the file, one
- * cluster if it is compressed. May let go of the lock before it looks. -EIO: the entry cannot be right.
- */
+/* Find what is at `pos`, and how far it goes, at most `length` bytes: data as far as it is contiguous in the file, or
+   one compressed cluster. May release the lock before it looks. Returns 0, or -EIO if the entry is invalid. */
 int map_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t length, struct mapping *mapping);
 
-/* Pin the slice that has the entry of a guest's cluster; NULL: there is no table for it. May let go of the lock. */
+/* Pin the slice that has the entry of a guest's cluster. Stores NULL if there is no table for it. May release the lock.
+ */
 int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **slice);
 
-/* The kind of a standard entry. -EIO: it cannot be right. */
+/* Get the kind of a standard entry. Returns 0, or -EIO if it is invalid. */
 int map_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *mapping);
 
-/* Note an entry that cannot be right. Returns -EIO. */
+/* Note an invalid entry. Returns -EIO. */
 int map_corrupt(struct qcow2 *q, struct op *op);
 
-/* What a compressed entry says: where its data begins, and how many bytes it has at most. */
+/* Return from a compressed entry the most bytes of its data, and store in *offset where the data begins. */
 static inline uint64_t map_compressed(const struct qcow2 *q, uint64_t entry, uint64_t *offset) {
     uint32_t bits = 62 - (q->cluster_bits - 8);
     uint64_t sectors = (entry & (ENTRY_COMPRESSED - 1)) >> bits;
@@ -75,7 +72,7 @@ static inline uint64_t map_compressed(const struct qcow2 *q, uint64_t entry, uin
     return (sectors + 1) * 512 - *offset % 512;
 }
 
-/* How many entries the rest of a slice has, from that of a cluster on. */
+/* Return how many entries follow in a slice, from that of a cluster on. */
 static inline uint64_t map_slice_rest(const struct qcow2 *q, uint64_t number) {
     uint64_t entries = UINT64_C(1) << (q->slice_bits - q->entry_bits);
     return entries - (number & (entries - 1));
@@ -103,13 +100,14 @@ static inline uint64_t map_l1(const struct qcow2 *q, uint64_t number) {
 
 /* Changing the tables of the guest's clusters in memory (link.c). The image's lock is held. */
 
-/* Make sure that a guest's cluster has an L2 table that no snapshot uses. Lets go of the lock if it makes one. */
+/* Make sure that a guest's cluster has an L2 table that no snapshot uses. Releases the lock for a while if it makes
+   one. */
 int link_need_table(struct qcow2 *q, struct op *op, uint64_t number);
 
 /* Note that the tables do not name the clusters of an entry any more. */
 void link_drop(struct qcow2 *q, uint64_t entry);
 
-/* Let entries name taken clusters, in place of what they named before. */
+/* Let entries name taken clusters in place of their earlier ones. */
 void link_taken(struct qcow2 *q, struct slice *slice, uint64_t number, const struct taken *taken);
 
 #endif

@@ -3,9 +3,9 @@
 /*
  * An open image in the format qcow2, and the chain that it is in.
  *
- * One lock guards all that is in memory of an image: tables, reference counts, which clusters are free. It is held for
- * as long as it takes to look something up or change it, never over input and output, and never over a wait. So what
- * was looked at before a call that may let go of the lock has to be looked at again; each function says whether it may.
+ * One lock guards all that is in memory of an image: tables, reference counts, and which clusters are free. It is held
+ * only for short accesses to them, never during input and output or a wait. A function may release it for a while, as
+ * its comment says. Then its caller must look again at what it has looked at before.
  */
 
 #ifndef IOUTIL_QCOW2_QCOW2_H
@@ -19,17 +19,17 @@
 
 /* ---- cache.c ---------------------------------------------------------------------------------------------------- */
 
-/* A piece of an L2 table or of a block of reference counts: what is read and written of it at a time. */
+/* A piece of an L2 table or of a block of reference counts. Tables are read and written in such pieces. */
 struct slice {
     struct link hash;
-    struct link order;   /* the one that was used last is at the end */
+    struct link order;   /* the slice that was used last is at the end */
     struct link waiters; /* while it is read */
     uint64_t key;
     uint8_t *data;
-    uint32_t pins; /* users, who may have let go of the lock */
+    uint32_t pins; /* users, which may have released the lock */
     bool loading;
-    bool dirty;   /* not yet in a copy that a flush writes */
-    bool writing; /* in one */
+    bool dirty;   /* changed since the copy that a flush writes was made */
+    bool writing; /* a flush is writing a copy of it */
 };
 
 struct cache {
@@ -60,26 +60,27 @@ struct frees {
 
 /* Which clusters of the file are free. */
 struct space {
-    struct bits used, zeros;           /* zeros: of those not used: they read as zeros */
+    struct bits used, zeros;           /* zeros: unused clusters that read as zeros */
     uint64_t tail;                     /* no cluster from here on was ever used */
-    uint64_t end;                      /* of the file, in clusters */
-    uint64_t recycled, recycled_zeros; /* free ones before the tail */
-    uint64_t hint;                     /* where to look for them */
-    bool tail_zeros;                   /* those from the tail to the end read as zeros */
+    uint64_t end;                      /* the end of the file, in clusters */
+    uint64_t recycled, recycled_zeros; /* free clusters before the tail; those of them that read as zeros */
+    uint64_t hint;                     /* where to look for free clusters */
+    bool tail_zeros;                   /* the clusters from the tail to the end read as zeros */
     bool growing;
     struct link waiters; /* for the end of the growth */
 };
 
 /* ---- grace.c ---------------------------------------------------------------------------------------------------- */
 
-/* Who may still use a cluster that was unlinked: operations by the phase in which they looked at the tables. */
+/* The operations that may still use a cluster that was unlinked, counted by the phase in which they looked at the
+   tables. */
 struct grace {
     unsigned phase;
     uint64_t active[2];
-    struct link waiters; /* for clusters that can be taken again */
+    struct link waiters; /* for clusters that may be reused */
 };
 
-/* A range of the guest's clusters that one operation has for itself, or an L1 entry; in the list of all. */
+/* A range of guest clusters that one operation has for itself, or an L1 entry. It is in the list of all. */
 struct busy {
     struct link link, waiters;
     uint64_t first, end;
@@ -90,16 +91,17 @@ struct busy {
 struct flushing {
     bool running;
     uint64_t begun, ended; /* flushes */
-    int error;             /* the first failure: no table is written any more */
+    int error;             /* the first failure, after which no table is written any more */
     iou_syscall call;
     struct link waiters;
 };
 
 /* ---- bitmap.c --------------------------------------------------------------------------------------------------- */
 
-/* What has changed: a bit for each 2^bits bytes of the disk. Each entry of the table is for a cluster of bits. */
+/* A bitmap has a bit for each 2^bits bytes of the disk, which is 1 if they have changed. Each entry of its table is for
+   a cluster of bits. */
 struct bitmap {
-    uint64_t *table; /* as in the file; NULL: none is told */
+    uint64_t *table; /* as in the file, or NULL without a bitmap */
     uint32_t bits;
 };
 
@@ -107,16 +109,16 @@ struct qcow2 {
     iou_handle *file;
     struct header header;
     uint64_t cluster;
-    uint32_t cluster_bits, entry_bits, slice_bits, table_bits; /* of 2; table: entries of an L2 table */
-    uint32_t count_bits;                                       /* of 2: reference counts of a block */
+    uint32_t cluster_bits, entry_bits, slice_bits, table_bits; /* log2; of a table: its entries */
+    uint32_t count_bits;                                       /* log2 of the reference counts of a block */
     bool sparse; /* clusters may be holes of the file, although data was allocated for them */
 
     pthread_mutex_t lock;
     uint64_t *l1;
-    struct bits l1_dirty;                                     /* for 64 entries each */
+    struct bits l1_dirty;                                     /* a bit for each 64 entries */
     uint64_t *refcount_table, refcount_blocks, refcount_room; /* entries in use; that the table has in the file */
     struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; blocks not yet in the file */
-    uint64_t table_offset, table_clusters;                    /* of the table in the file */
+    uint64_t table_offset, table_clusters;                    /* the place of the table in the file, and its size */
     bool table_moved;
 
     struct bitmap bitmap;
@@ -134,7 +136,7 @@ struct qcow2 {
 
 struct level {
     iou_handle *file;
-    struct qcow2 *format; /* NULL: a raw file */
+    struct qcow2 *format; /* or NULL for a raw file */
     uint64_t size;
 };
 
@@ -148,7 +150,7 @@ struct chain {
     struct image image; /* the guest's disk */
     struct buffers decoding, merging;
     uint32_t count;
-    bool over_backing; /* the top's header names a file below it, in this chain or not */
+    bool over_backing; /* the top's header names a backing file, which may be in this chain or not */
     struct level levels[];
 };
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The space of the file (space.c): clusters are taken, and given back. The image's lock is held; all functions with an
- * operation may let go of it.
- */
+/* The space of the file (space.c): taking clusters and giving them back. Call these functions with the image's lock
+   held. All functions with an operation may release it for a while. */
 
 #ifndef IOUTIL_QCOW2_SPACE_H
 #define IOUTIL_QCOW2_SPACE_H
@@ -17,38 +15,38 @@
 /* Clusters that follow each other, each with a reference count of 1. */
 struct taken {
     uint64_t first, count;
-    bool zeros; /* they read as zeros, and will after a loss of power */
+    bool zeros; /* they read as zeros, also after a power cut */
 };
 
-/* zeros: those that read as zeros, if there are some. tail: those behind all others. */
+/* Which clusters to take: any, if possible such as read as zeros, or those behind all others. */
 enum wanted { WANT_ANY, WANT_ZEROS, WANT_TAIL };
 
-/* Whether an error says that the file cannot grow, for want of space or by a limit on it. Clusters that it has and
-   nobody uses can be taken all the same. */
+/* Return whether an error says that the file cannot grow, for want of space or by a limit on it. Clusters that it has
+   and nobody uses can be taken all the same. */
 static inline bool space_is_full(int64_t error) {
     return error == -ENOSPC || error == -EDQUOT || error == -EFBIG;
 }
 
-/* Take at most so many clusters, at least one. An error of space_is_full(). */
+/* Take at most `count` clusters, at least one. Returns 0 or an error of space_is_full(). */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
-/* Whether clusters of zeros can be taken, and taking them needs no call: WANT_ZEROS may else get others, or grow the
-   file. One more may become a block of reference counts. */
+/* Return whether clusters that read as zeros can be taken without a system call. Otherwise WANT_ZEROS may take other
+   clusters, or grow the file. One cluster more may become a block of reference counts. */
 bool space_has_zeros(const struct qcow2 *q);
 
-/* Give back clusters to which no entry has ever referred. written: they were written to, or may have been. */
+/* Give back clusters to which no entry has ever referred. Pass `written` if they may have been written to. */
 void space_give_back(struct qcow2 *q, struct op *op, const struct taken *taken, bool written);
 
-/* Free clusters whose count is 0, and which nobody uses. */
+/* Free clusters whose count is 0 and that nobody uses. */
 void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros);
 
-/* The most clusters of a table of reference counts: each range of the file begins with its block, so there is no longer
-   row. */
+/* Return the most clusters that a table of reference counts may have. Each range of the file begins with its block, so
+   there is no longer row of free clusters. */
 static inline uint64_t space_longest_table(const struct qcow2 *q) {
     return min_u64((UINT64_C(1) << q->count_bits) - 1, MAX_REFCOUNT_TABLE_BYTES >> q->cluster_bits);
 }
 
-/* Give the table of reference counts a longer place in the file if it has got too many entries. */
+/* Move the table of reference counts to a longer place in the file if it has too many entries for its place. */
 int space_move_table(struct qcow2 *q, struct op *op);
 
 /* ---- refs.c ----------------------------------------------------------------------------------------------------- */
@@ -58,8 +56,8 @@ int space_move_table(struct qcow2 *q, struct op *op);
  * held; functions with an operation may let go of it.
  */
 
-/* A number of 2^order bits in a block or a part of one. Of those with less than 8 bits, the first is in the lowest
-   bits of a byte. */
+/* Get or set a number of 2^order bits in a block or a part of one. If a number has less than 8 bits, the first one is
+   in the lowest bits of a byte. */
 uint64_t refs_number(const uint8_t *data, uint64_t index, uint32_t order);
 void refs_put_number(uint8_t *data, uint64_t index, uint32_t order, uint64_t value);
 
@@ -67,19 +65,19 @@ static inline uint64_t refs_block(const struct qcow2 *q, uint64_t index) {
     return index < q->refcount_blocks ? be64toh(q->refcount_table[index]) : 0;
 }
 
-/* Whether there is a block for a cluster. */
+/* Return whether there is a block for a cluster. */
 static inline bool refs_has_block(const struct qcow2 *q, uint64_t cluster) {
     return refs_block(q, cluster >> q->count_bits);
 }
 
-/* Make a cluster of zeros, which lies in the range that it is for, a block that counts itself. -EEXIST: meanwhile there
-   is one. */
+/* Make a cluster of zeros a block of reference counts, for the range that it is in, with a count of 1 for itself.
+   Returns -EEXIST if there is a block by now. */
 int refs_add_block(struct qcow2 *q, struct op *op, uint64_t cluster);
 
-/* Set the counts of clusters that nothing refers to, or did; their blocks exist. */
+/* Set the counts of clusters to which nothing refers, or nothing does any more. Their blocks exist. */
 int refs_set(struct qcow2 *q, struct op *op, uint64_t first, uint64_t count, uint64_t value);
 
-/* Take one reference away. *left: what is left. -EIO: there was none. */
+/* Remove one reference, and store in *left how many are left. Returns -EIO if there was none. */
 int refs_drop(struct qcow2 *q, struct op *op, uint64_t cluster, uint64_t *left);
 
 /* ---- sets of clusters ------------------------------------------------------------------------------------------- */
@@ -105,7 +103,7 @@ static inline bool bits_test(const struct bits *bits, uint64_t number) {
     return number < bits->room && bits->words[number / 64] >> number % 64 & 1;
 }
 
-/* Returns whether this has changed something. */
+/* Return whether this has changed something. */
 static inline bool bits_set(struct bits *bits, uint64_t number) {
     uint64_t bit = UINT64_C(1) << number % 64, word = bits->words[number / 64];
     bits->words[number / 64] = word | bit;
