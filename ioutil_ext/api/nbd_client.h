@@ -27,7 +27,7 @@ typedef struct {
     uint64_t device;     /* identifies the server: its images share quotas of memory and threads, as on one device */
     uint64_t size;       /* bytes, at most 2^63 - 1 */
     uint64_t piece;      /* requests with data end at multiples of it: a power of two, 64 KiB to IOU_NBD_PIECE */
-    uint64_t zero_unit;  /* the server zeroes ranges of whole units, of so many bytes, without data I/O; 0: no range */
+    uint64_t zero_unit;  /* bytes of a unit: the server zeroes whole units without data I/O; 0 if it may not */
     uint32_t ahead;      /* pieces of one request of a lane that may be under way at a time, 1 to 16 */
     uint32_t block_size; /* the server's minimum in bytes, a power of two, at most 64 KiB */
     uint32_t allocation; /* 0 if zeroing with IOU_ALLOCATE is never fast */
