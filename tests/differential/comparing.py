@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same conversations with several servers: what differs."""
+"""Hold the same conversations with several servers, and find the differences."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from tests.support.processes import thread_names
 
 #: What makes a server hand the connection over to C.
 WARM_UP: tuple[Round, ...] = (exchange(PROBE), exchange(PROBE))
-#: After so many differences the rest says nothing new.
+#: The most differences to report. Further ones would say nothing new.
 MOST = 10
 
 
@@ -24,7 +24,7 @@ def check(scene: Scene, group: str, service: str, *, warm: bool) -> None:
 
 
 def differences(scene: Scene, conversations: Iterable[Conversation], service: str, *, warm: bool) -> list[str]:
-    """Return what differs, for people. warm: C has the connection when the conversation begins, where it can."""
+    """Return texts about the differences. With `warm`, C has the connection when the conversation begins, if it can."""
     if warm and Trait.OWN in scene.kind.traits:
         for server in scene.servers:
             check_lane(server, service)
@@ -41,7 +41,7 @@ def differences(scene: Scene, conversations: Iterable[Conversation], service: st
 
 
 def difference_of(scene: Scene, conversation: Conversation, service: str) -> str:
-    """Hold a conversation with each server; return what differs, and renew the images if they do."""
+    """Hold a conversation with each server, and return the difference. Renew the images if they differ."""
     expected, *others = [hold(conversation, server.daemon, service, PROBE) for server in scene.servers]
     found = [
         f"{scene.servers[0].name}:\n{expected}\n  {server.name}:\n{got}\n"

@@ -20,14 +20,14 @@ BEFORE = os.environ.get("IMAGEIO_TEST_BEFORE")
 
 @pytest.fixture(scope="package")
 def lane(certificates: Certificates) -> Iterator[Server]:
-    """This tree, as it is by default."""
+    """Start a daemon of this tree with its defaults."""
     with start(certificates) as daemon:
         yield Server("lane", daemon, has_lane=True)
 
 
 @pytest.fixture(scope="package")
 def decided(certificates: Certificates) -> Iterator[Server]:
-    """This tree, all of whose requests Python decides."""
+    """Start a daemon of this tree in which Python decides all requests."""
     with start(certificates, program=DECIDED_PROGRAM) as daemon:
         yield Server("decided", daemon, has_lane=False)
 
@@ -43,21 +43,21 @@ def started_before(certificates: Certificates, name: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def before(certificates: Certificates) -> Iterator[Server]:
-    """The earlier version."""
+    """Start the earlier version, or skip the test."""
     with started_before(certificates, "before") as server:
         yield server
 
 
 @pytest.fixture(scope="package")
 def before_again(certificates: Certificates) -> Iterator[Server]:
-    """The earlier version once more: what it does twice alike is no chance."""
+    """Start the earlier version a second time: behaviour that is the same twice is not chance."""
     with started_before(certificates, "before, again") as server:
         yield server
 
 
 @pytest.fixture
 def make_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeScene]:
-    """Make the same images on servers: make_scene(servers, kind)."""
+    """Return a function that makes the same images on servers: make_scene(servers, kind)."""
     made = []
 
     def make(servers: Sequence[Server], kind: type[Place] = Place) -> Scene:

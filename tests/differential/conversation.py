@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client says on one connection, as data: the same bytes for every server; and what each answered."""
+"""Conversations: the bytes that a client sends on a connection, and the answers of a server."""
 
 import contextlib
 import itertools
@@ -11,9 +11,9 @@ from typing import NamedTuple
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, DisconnectedError, ProtocolError
 
-#: What differs between two servers that answer alike: by lower-case name of the field.
+#: Fields that differ between two servers that answer alike, by lower-case name, with the value to compare instead.
 _OWN_FIELDS = {"date": "DATE", "etag": "TAG"}
-#: The same in the JSON of OPTIONS.
+#: Keys in the JSON of OPTIONS for which the same holds.
 _OWN_KEYS = {
     "available": "AVAILABLE",
     "instance": "INSTANCE",
@@ -21,14 +21,14 @@ _OWN_KEYS = {
     "unix_socket_proof": "PROOF",
 }
 
-#: A server that says nothing for so long is waiting, in seconds: longer than it reads what it has refused.
+#: A server that sends nothing for this many seconds is waiting. It is more than a server reads a refused body.
 SILENCE = 5.0
 
 
 class Round(NamedTuple):
-    """Pieces to send, one after the other, and the methods of the requests whose answers come then.
+    """Pieces to send, one after the other, and the methods of the requests that are answered after that.
 
-    An answer of 100 is one of its own.
+    An answer 100 counts as an answer.
     """
 
     pieces: tuple[bytes, ...]
@@ -36,7 +36,7 @@ class Round(NamedTuple):
 
 
 class End(Enum):
-    """What the client does when all is said."""
+    """The client's action at the end of a conversation."""
 
     ASKS_AGAIN = "it asks for a byte, to see whether the connection goes on"
     ENDS_SENDING = "it sends no more, and reads until the server closes"
@@ -44,7 +44,7 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Conversation:
-    """All of it. name: what it is about."""
+    """A whole conversation. Its name says what it is about."""
 
     name: str
     rounds: tuple[Round, ...]
@@ -54,12 +54,12 @@ class Conversation:
         return self.name
 
     def after(self, *rounds: Round) -> "Conversation":
-        """Return it with something said before it."""
+        """Return this conversation after these rounds."""
         return replace(self, rounds=(*rounds, *self.rounds))
 
 
 class Told(NamedTuple):
-    """One answer. fields: in the order of their names, what is a server's own left out. body: whole, or None."""
+    """An answer. The fields are sorted by name, without a server's own values. `body` is None if it was cut."""
 
     status: int
     version: str
@@ -74,7 +74,7 @@ class Told(NamedTuple):
 
 @dataclass
 class Transcript:
-    """What a server did: its answers, and how the connection ended."""
+    """The answers of a server, and the end of the connection."""
 
     answers: list[Told] = field(default_factory=list)
     end: str = ""
@@ -84,7 +84,7 @@ class Transcript:
 
 
 def request(method: str, target: str, *lines: str, body: bytes | None = None) -> bytes:
-    """Return the bytes of a request. lines: of the head, as they are; Host and the body's length if none has them."""
+    """Return the bytes of a request with these lines in its head. Host and Content-Length are added if missing."""
     given = {line.partition(":")[0].lower() for line in lines}
     head = [f"{method} {target} HTTP/1.1"]
     if "host" not in given:
@@ -96,17 +96,17 @@ def request(method: str, target: str, *lines: str, body: bytes | None = None) ->
 
 
 def one(name: str, sent: bytes, *, end: End = End.ASKS_AGAIN) -> Conversation:
-    """Return the conversation of one request."""
+    """Return a conversation with one request."""
     return Conversation(name, (exchange(sent),), end)
 
 
 def exchange(*sent: bytes) -> Round:
-    """Return a round of whole requests, sent at once."""
+    """Return a round of whole requests that are sent at once."""
     return Round((b"".join(sent),), tuple(_method(each) for each in sent))
 
 
 def split(sent: bytes, *at: int) -> Round:
-    """Return a round of one request, sent in pieces that end there."""
+    """Return a round of one request, which is sent in pieces that end at these offsets."""
     ends = [0, *at, len(sent)]
     return Round(tuple(sent[start:end] for start, end in itertools.pairwise(ends)), (_method(sent),))
 
@@ -116,7 +116,7 @@ def _method(sent: bytes) -> str:
 
 
 def hold(conversation: Conversation, daemon: Daemon, service: str, probe: bytes) -> Transcript:
-    """Have the conversation with a daemon. probe: the request that asks for a byte."""
+    """Hold the conversation with a daemon. `probe` is a request for one byte, to see whether the connection goes on."""
     transcript = Transcript()
     with daemon.connect(service, timeout=SILENCE) as connection:
         try:
@@ -144,7 +144,7 @@ def _closes(transcript: Transcript) -> bool:
 
 def _speak(connection: Connection, each: Round, transcript: Transcript) -> None:
     for piece in each.pieces:
-        # Who closes early has answered before, and that is read.
+        # A server that closes early has answered before, and this answer is read below.
         with contextlib.suppress(ConnectionError, OSError):
             connection.send(piece)
     for method in each.methods:

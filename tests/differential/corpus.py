@@ -25,7 +25,7 @@ from tests.support.images import KiB, MiB, pattern
 Conversations = Iterator[Conversation]
 
 URL = f"/images/{MAIN}"
-#: What asks for a byte, to see that a connection goes on.
+#: A request for one byte, to see that a connection goes on.
 PROBE = request("GET", URL, "Range: bytes=0-0")
 ORIGIN = "Origin: https://manager.example.org"
 
@@ -136,7 +136,7 @@ def ranges() -> Conversations:
 
 
 def writes() -> Conversations:
-    """Return PUT of every form: where, how long, what flush."""
+    """Return PUT of every form: every kind of offset, length and flush."""
     places = ((0, 1), (1, 1), (511, 2), (4095, 2), (4096, 4096), (100, 10_000), (SIZE - 1, 1), (65_535, 65_537))
     longer = ((0, 256 * KiB), (1, 256 * KiB), (4095, MiB), (0, SIZE), (777, 4 * MiB), (MiB - 1, 4 * MiB + 2))
     for seed, (offset, length) in enumerate(places + longer, 10):
@@ -358,7 +358,7 @@ _BODIES = {"PUT": b"hello", "PATCH": FLUSH, "POST": b"x"}
 
 
 def paths() -> Conversations:
-    """Return each method of each path, and what comes first when much is wrong."""
+    """Return each method of each path, and requests with several faults, to see which one is answered."""
     for path, method in product(PATHS, METHODS):
         yield one(f"{method} {path[:60]}", request(method, path, body=_BODIES.get(method)))
     for method in METHODS:
@@ -398,7 +398,7 @@ def paths() -> Conversations:
 
 
 def _of_every_kind(*lines: str) -> dict[str, bytes]:
-    """Return requests of each kind with these lines."""
+    """Return a request of each kind with these lines in its head."""
     return {
         "GET": request("GET", URL, "Range: bytes=5-99", *lines),
         "all": request("GET", url(READ_ONLY), *lines),
@@ -556,7 +556,7 @@ _NO_REQUESTS = (
 
 
 def framing() -> Conversations:
-    """Return what is no request, or could be two."""
+    """Return bytes that are no request, or that could be two."""
     for line in _LINES:
         head = f"PUT {URL} HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode("latin-1")
         yield Conversation(f"PUT {line!r}", (Round((head + b"hello",), ("PUT",)),), End.ENDS_SENDING)
@@ -647,7 +647,7 @@ def _expecting(target: str, *lines: str, length: int = 5, method: str = "PUT") -
 
 
 def expectations() -> Conversations:
-    """Return Expect: 100-continue, that is met, refused, or not waited for."""
+    """Return requests with Expect: 100-continue, accepted or refused, and clients that do not wait for the answer."""
     hello = Round((b"hello",), ("PUT",))
     yield Conversation("continue", (exchange(_expecting(URL)), hello))
     yield Conversation(
@@ -690,7 +690,7 @@ def _chunks(*pieces: bytes, last: bytes = b"0\r\n\r\n") -> bytes:
 
 
 def chunked() -> Conversations:
-    """Return bodies in chunks, good and bad. Each is the last of its connection."""
+    """Return requests with bodies in chunks, good and bad. Each ends its connection."""
     line = "Transfer-Encoding: chunked"
     put = request("PUT", URL, line, "Content-Range: bytes 100-*/*")
     for name, body in {
@@ -740,7 +740,7 @@ def chunked() -> Conversations:
     )
 
 
-#: All of them, by what they are about.
+#: All conversations, by subject.
 GROUPS: Mapping[str, Callable[[], Conversations]] = {
     make.__name__: make
     for make in (ranges, writes, operations, paths, fields, framing, delivery, expectations, chunked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations that hypothesis makes up: a few requests, each nearly always a good one, sent in any pieces."""
+"""Conversations that hypothesis makes: a few requests, most of them valid, sent in any pieces."""
 
 import itertools
 

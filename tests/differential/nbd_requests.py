@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NBD clients send: options, and what ends a connection."""
+"""Bytes that NBD clients send: options, and ends of a connection."""
 
 from collections.abc import Iterator, Mapping
 from struct import pack
@@ -29,7 +29,7 @@ def contexts(name: str, *queries: str) -> bytes:
 
 EXPORT_NAME, ABORT, LIST, STARTTLS, INFO, GO, STRUCTURED, LIST_META, SET_META, EXTENDED = 1, 2, 3, 5, 6, 7, 8, 9, 10, 11
 
-#: What a client sends after the flags, each to its end.
+#: Options that a client sends after the flags. Each value is a whole negotiation.
 OPTIONS: Mapping[str, bytes] = {
     "nothing": b"",
     "half an option": option(ABORT)[:10],
@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, bytes] = {
 #: The client's flags.
 FLAGS = (0, 1, 2, 3, 4, 7, 0xFFFFFFFF)
 
-#: Where the storage of these images changes.
+#: Offsets at which the storage of these images changes.
 PLACES = (0, MiB, 2 * MiB, SMALL, SIZE)
 
 # Requests
@@ -84,7 +84,7 @@ def _request(command: int, flags: int, offset: int, length: int, *, extended: bo
 
 
 def endings(form: str) -> Iterator[tuple[str, bytes]]:
-    """Return what ends a connection in the transmission, with names."""
+    """Yield bytes that end a connection in the transmission phase, with names."""
     extended = form == "extended"
 
     def ask(command: int, flags: int = 0, offset: int = 0, length: int = 0) -> bytes:
@@ -101,9 +101,9 @@ def endings(form: str) -> Iterator[tuple[str, bytes]]:
     yield "zeros", bytes(200)
 
 
-#: What is sent and then nothing more, by a client that ends its sending.
+#: Bytes after which a client ends its sending.
 def cuts(form: str) -> Iterator[tuple[str, bytes]]:
-    """Return requests that are not whole, with names."""
+    """Yield incomplete requests, with names."""
     extended = form == "extended"
     write = _request(Command.WRITE, 32 if extended else 0, 4096, 5000, extended=extended)
     read = _request(Command.READ, 0, 0, 512, extended=extended)

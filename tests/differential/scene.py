@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that are compared, each with images and tickets of its own that are the same for all of them."""
+"""Servers to compare. Each has its own images and tickets, which are equal on all servers."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from tests.support.images import Image, KiB, MiB, make_image, pattern
 from tests.support.places import Place, Setting, Trait
 from tests.support.polling import eventually
 
-#: The image that most requests are about: longer than a piece, of odd length, with a hole.
+#: The content of the image that most requests use: longer than a piece, of odd length, with a hole.
 SIZE = 5 * MiB + 777
 SMALL = 200 * KiB + 100
 
@@ -25,7 +25,7 @@ def _id(number: int) -> str:
 
 MAIN, READ_ONLY, SPARSE, LARGER, SMALLER, EMPTY, EXPIRED, FORBIDDEN, MISSING, UNKNOWN = map(_id, range(10))
 
-#: What tickets say, and their images: of which size, and with which data.
+#: The fields of tickets, and the sizes and data of their images.
 TICKETS: Mapping[str, Mapping[str, Any]] = {
     MAIN: {"size": SIZE, "pieces": {0: pattern(2 * MiB), SIZE - MiB: pattern(MiB, 1)}, "filename": "Größe 1.raw"},
     READ_ONLY: {"size": SMALL, "pieces": {512: pattern(100 * KiB, 2)}, "ops": ["read"]},
@@ -33,19 +33,19 @@ TICKETS: Mapping[str, Mapping[str, Any]] = {
     LARGER: {"size": SMALL, "pieces": {0: pattern(SMALL, 4)}, "ticket_size": 3 * MiB + 5, "sparse": True},
     SMALLER: {"size": SMALL, "pieces": {0: pattern(SMALL, 5)}, "ticket_size": SMALL - 5000, "ops": ["read", "write"]},
 }
-#: Those that are about no storage: the same on each kind.
+#: Tickets that do not depend on the kind of storage.
 REFUSED: Mapping[str, Mapping[str, Any]] = {
     EMPTY: {"size": 0},
     EXPIRED: {"size": SMALL, "timeout": 0},
     FORBIDDEN: {"size": SMALL, "ops": []},
 }
-#: What tells of a ticket that both servers should agree on.
+#: Keys of a ticket's status that should be equal on both servers.
 _STATUS = ("size", "ops", "active", "canceled", "connections", "sparse", "dirty", "transferred", "filename")
 
 
 @dataclass
 class Server:
-    """A running daemon. name: for people. has_lane: C serves its plain requests."""
+    """A running daemon, with a name for messages. If it `has_lane`, C serves its plain requests."""
 
     name: str
     daemon: Daemon
@@ -72,7 +72,7 @@ class Stage:
     images: dict[str, Image] = field(default_factory=dict)
 
     def status(self, ticket: str) -> dict[str, Any]:
-        """Return what is told of a ticket when nobody is connected any more."""
+        """Return the status of a ticket when no client is connected any more."""
         daemon = self.server.daemon
         eventually(lambda: daemon.status(ticket)["connections"] == 0, "the connections are gone")
         status = daemon.status(ticket)
@@ -97,7 +97,7 @@ class Scene:
         self._cleanup.close()
 
     def renew(self) -> None:
-        """Have them as they were."""
+        """Restore the images."""
         self._cleanup.close()
         self._stages = [self._make(number, server) for number, server in enumerate(self.servers)]
 
@@ -118,11 +118,11 @@ class Scene:
 
     @property
     def looks_often(self) -> bool:
-        """Tell whether it takes no time to look at the images."""
+        """Return whether looking at the images takes hardly any time."""
         return Trait.RAW_FILE in self.kind.traits
 
     def difference(self) -> str:
-        """Tell where the images differ; "" if they are equal."""
+        """Return where the images differ, or "" if they are equal."""
         first, *others = self._stages
         for ticket, image in first.images.items():
             expected = _content(image)
@@ -132,7 +132,7 @@ class Scene:
         return ""
 
     def status_difference(self) -> str:
-        """Tell in what the tickets' status differs."""
+        """Return how the tickets' status differs, or "" if it does not."""
         first, *others = self._stages
         for ticket in first.images:
             expected = first.status(ticket)
@@ -143,14 +143,14 @@ class Scene:
 
 
 def _content(image: Image) -> bytes:
-    """Return all of an image, with what a ticket that is larger may write behind its content."""
+    """Return all of an image, with the bytes behind its end that a larger ticket may write."""
     return image.place._look()
 
 
 def start(
     certificates: Certificates, checkout: Path | None = None, program: str = PROGRAM, **config: Section
 ) -> Daemon:
-    """Return a daemon, not started; of another checkout."""
+    """Return a daemon that is not started yet. With `checkout`, it is that of another work tree."""
     every: dict[str, Section] = {
         "nbd": {"enable": True, "host": "localhost", "port": 0, "socket": f"/tmp/nbd-{uuid.uuid4().hex[:8]}"},
         "backend_http": {"ca_file": certificates.cafile},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: the same bytes get the same answers, and leave the same images, as with an earlier version."""
+"""HTTP: the same bytes get the same answers as from an earlier version, and leave the same images."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

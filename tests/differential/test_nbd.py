@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NBD: the same requests get the same answers, and leave the same images, as with an earlier version."""
+"""NBD: the same requests get the same answers as from an earlier version, and leave the same images."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ TICKETS = {"whole": MAIN, "read-only": READ_ONLY, "sparse": SPARSE, "larger": LA
 
 @asynccontextmanager
 async def connected(server: Server, way: str, flags: int = 3) -> AsyncIterator[Client]:
-    """Connect to the NBD service: on its unix socket, over TLS, or to the port of the latter, without it."""
+    """Connect to the NBD service: on its unix socket, over TLS, or without TLS to the port for TLS."""
     client = await Client.connect(server.nbd_socket if way == "unix" else ("localhost", server.nbd_port), flags)
     try:
         if way == "tls":
@@ -63,19 +63,19 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def scene(make_scene: MakeScene, before: Server, lane: Server) -> Scene:
-    """Two servers with the same files."""
+    """Make the same images on the earlier version and on this one."""
     return make_scene([before, lane])
 
 
 @pytest.fixture
 def scene_of_itself(make_scene: MakeScene, before: Server, before_again: Server) -> Scene:
-    """Twice the same."""
+    """Make the same images on two servers of the earlier version."""
     return make_scene([before, before_again])
 
 
 @pytest.fixture(params=["before", "now"])
 def scenes(request: pytest.FixtureRequest) -> Scene:
-    """The earlier version beside itself, and this one beside it."""
+    """Compare the earlier version with itself, then with this one."""
     scene: Scene = request.getfixturevalue("scene_of_itself" if request.param == "before" else "scene")
     return scene
 

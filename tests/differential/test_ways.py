@@ -8,7 +8,7 @@ from tests.differential.conftest import MakeScene
 from tests.differential.corpus import GROUPS
 from tests.differential.scene import Server
 
-#: Where it may matter how bytes come. The other groups would say nothing new over TLS.
+#: Groups for which it may matter how bytes arrive. Over TLS the other groups would show nothing new.
 OVER_TLS = ("framing", "delivery", "expectations", "chunked")
 
 

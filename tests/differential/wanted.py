@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences from the earlier build that are wanted: each with its reason, and what the new answer is."""
+"""The wanted differences from the earlier build, each with its reason and a check of the new answers."""
 
 import json
 import re
@@ -14,9 +14,11 @@ from tests.support.places import Proxied
 
 @dataclass(frozen=True)
 class Wanted:
-    """A difference. concerns: tells the conversations; is_one: tells the old transcript with the new one.
+    """A wanted difference.
 
-    kind: of the place of the image; None: any. changes: the images differ then.
+    `concerns` returns whether a conversation may have it, and `is_one` whether an old and a new transcript differ only
+    by it. With a `kind`, it is wanted only for images at this kind of place. With `changes`, the images may differ
+    afterwards.
     """
 
     reason: str
@@ -27,29 +29,29 @@ class Wanted:
 
 
 def says(pattern: bytes) -> Callable[[Conversation], bool]:
-    """Return what tells a conversation in which the client says something."""
+    """Return a function that returns whether the client sends a match of the pattern in a conversation."""
     compiled = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
     return lambda conversation: any(compiled.search(b"".join(each.pieces)) for each in conversation.rounds)
 
 
 def ends_with_last_answer(before: Transcript, now: Transcript) -> bool:
-    """Tell whether the same answers come, but the last one tells that the connection ends, and it does."""
+    """Return whether the answers differ only in that the last one now ends the connection, and says so."""
     *others, last = before.answers
     return now == replace(before, answers=[*others, closing(last)], end="closed")
 
 
 def differs_in_telling(before: Transcript, now: Transcript) -> bool:
-    """Tell whether the client is told that its body is too short, or is not."""
+    """Return whether the transcripts differ at most in the answer that the body is too short."""
     return _without_short_body(before) == _without_short_body(now)
 
 
 def differs_in_announcing(before: Transcript, now: Transcript) -> bool:
-    """Tell whether an answer tells that the connection ends, or does not."""
+    """Return whether the answers differ at most in whether they announce the end of the connection."""
     return _unannounced(before) == _unannounced(now)
 
 
 def differs_in_codings(before: Transcript, now: Transcript) -> bool:
-    """Tell whether codings that are refused are refused with other words, and the one that is served is named."""
+    """Return whether only refusals of a coding differ, in their text and in the coding that they recommend."""
     return _without_codings(before) == _without_codings(now)
 
 
@@ -64,7 +66,7 @@ def _without_codings(transcript: Transcript) -> Transcript:
 
 
 def tells_more(before: Transcript, now: Transcript, but: str = "") -> bool:
-    """Tell whether JSON documents have further keys and elements, and all else is the same. but: a key of any value."""
+    """Return whether only JSON documents differ, by new keys and elements. The key `but` may have any value."""
     pairs = list(zip(before.answers, now.answers, strict=False))
     return (
         len(before.answers) == len(now.answers)
@@ -89,7 +91,7 @@ def _has_more(before: Told, now: Told, but: str) -> bool:
 
 
 def _is_part(before: object, now: object) -> bool:
-    """Tell whether a value is the same, or a list with further elements."""
+    """Return whether a value is the same, or a list with new elements."""
     if isinstance(before, list) and isinstance(now, list):
         return [each for each in now if each in before] == before
     return before == now
@@ -108,22 +110,22 @@ def _without_short_body(transcript: Transcript) -> Transcript:
 
 
 def may_be_cut(conversation: Conversation) -> bool:
-    """Tell whether the client may end in the middle of a body."""
+    """Return whether the client may end in the middle of a body."""
     return conversation.end is End.ENDS_SENDING
 
 
 def silent(told: Told) -> Told:
-    """Return an answer that does not tell whether its connection ends."""
+    """Return the answer without its announcement of whether the connection ends."""
     return told._replace(fields=tuple(field for field in told.fields if field[0] != "connection"))
 
 
 def closing(told: Told) -> Told:
-    """Return an answer that closes its connection."""
+    """Return the answer with the announcement that it closes the connection."""
     return told._replace(fields=tuple(sorted([*silent(told).fields, ("connection", "close")])))
 
 
 def cuts_ranges(before: Transcript, now: Transcript) -> bool:
-    """Tell whether ranges were refused that are served now, or refused with the size of the image as any number is."""
+    """Return whether only refused ranges differ: they are served now, or the refusal has the size of the image."""
     pairs = list(zip(before.answers, now.answers, strict=False))
     cut = [
         old
@@ -135,12 +137,12 @@ def cuts_ranges(before: Transcript, now: Transcript) -> bool:
 
 
 def leaves_out_100(before: Transcript, now: Transcript) -> bool:
-    """Tell whether all answers but 100 are the same, of which there was one more than requests."""
+    """Return whether the new transcript lacks only the answers 100, and ends with a closed connection."""
     return now == Transcript([told for told in before.answers if told.status != 100], "closed")
 
 
 def serves_options(before: Transcript, now: Transcript) -> bool:
-    """Tell whether a request was malformed that is answered with Allow now."""
+    """Return whether only requests differ that were refused as malformed, and are answered with Allow now."""
     pairs = list(zip(before.answers, now.answers, strict=False))
     served = [old for old, new in pairs if old.status == 400 and new.status == 200 and "allow" in dict(new.fields)]
     same = [old for old, new in pairs if old == new]
@@ -148,7 +150,7 @@ def serves_options(before: Transcript, now: Transcript) -> bool:
 
 
 def compares_with_none(before: Transcript, now: Transcript) -> bool:
-    """Tell whether If-None-Match was not looked at: what was done is answered 304, or refused with 412."""
+    """Return whether only successful requests differ that now get 304 or 412, because If-None-Match is respected."""
     pairs = list(zip(before.answers, now.answers, strict=False))
     met = [old for old, new in pairs if old.status in (200, 206) and new.status in (304, 412)]
     same = [old for old, new in pairs if old == new]
@@ -156,7 +158,7 @@ def compares_with_none(before: Transcript, now: Transcript) -> bool:
 
 
 def tells_tags(before: Transcript, now: Transcript) -> bool:
-    """Tell whether answers have a tag that had none."""
+    """Return whether the answers differ only in tags that the earlier ones do not have."""
 
     def untagged(old: Told, new: Told) -> Told:
         had = any(key == "etag" for key, _ in old.fields)
@@ -169,7 +171,7 @@ def tells_tags(before: Transcript, now: Transcript) -> bool:
 
 
 def zeroes_fast(before: Transcript, now: Transcript) -> bool:
-    """Tell whether zeros were refused because nobody knew whether they are fast, and are done now."""
+    """Return whether only fast zeros differ that were refused, because the daemon did not ask, and succeed now."""
     pairs = list(zip(before.answers, now.answers, strict=False))
     done = [old for old, new in pairs if ("x-error-code", "not_fast") in old.fields and new.status == 200]
     same = [old for old, new in pairs if old == new]
@@ -181,46 +183,44 @@ PROXY = Proxied.kind
 #: All of them.
 WANTED: Sequence[Wanted] = (
     Wanted(
-        "a request in chunks ends its connection: a proxy that sees another end of it finds no request behind it",
+        "a request in chunks ends its connection, so a proxy that sees another end of it finds no request behind it",
         says(rb"^transfer-encoding:"),
         ends_with_last_answer,
     ),
     Wanted(
-        "aiohttp tells each client that asked for the end of the connection that it comes, and those of HTTP/1.0",
+        "aiohttp announces the end of the connection to clients that asked for it, and to those of HTTP/1.0",
         says(rb"^connection: *close| HTTP/1\.0\r"),
         differs_in_announcing,
     ),
     Wanted(
-        "an answer to HEAD has no body, whoever gives it",
+        "an answer to HEAD never has a body",
         says(rb"^HEAD "),
         lambda before, now: before.end.startswith("no HTTP") and not now.end.startswith("no HTTP"),
     ),
     Wanted(
-        "who ends a TLS connection in the middle of a body, without a farewell, is told so by C, and not by aiohttp",
+        "a client that ends TLS in the middle of a body, without close_notify, is answered by C, and not by aiohttp",
         may_be_cut,
         differs_in_telling,
     ),
     Wanted(
-        "OPTIONS tells more: the size that an image may have, codings of bodies, how to know the socket",
+        "OPTIONS has new keys: the most size of the image, codings of bodies, a proof of the socket",
         says(rb"^OPTIONS "),
         tells_more,
     ),
     Wanted("a range has the tag of the whole image (RFC 9110 15.3.7)", says(rb"^range:"), tells_tags),
     Wanted(
-        "an image that a client has is not sent again, and none is changed by who wants it for none (RFC 9110 13.1.2)",
+        "If-None-Match: * prevents reads and changes of an image that exists (RFC 9110 13.1.2)",
         says(rb"^if-none-match: *\*"),
         compares_with_none,
         changes=True,
     ),
     Wanted("a range that ends past the image is cut there (RFC 9110 14.1.2)", says(rb"^range:"), cuts_ranges),
     Wanted("HTTP/1.0 has no 100 Continue (RFC 9110 10.1.1)", says(rb" HTTP/1\.0\r(?s:.*)^expect:"), leaves_out_100),
-    Wanted("OPTIONS * tells the methods of the server (RFC 9110 9.3.7)", says(rb"^OPTIONS \* "), serves_options),
-    Wanted("an image of another server has the tag that it has there", says(rb"^(GET|HEAD) "), tells_tags, PROXY),
+    Wanted("OPTIONS * returns the methods of the server (RFC 9110 9.3.7)", says(rb"^OPTIONS \* "), serves_options),
+    Wanted("an image of another server has the tag of that server", says(rb"^(GET|HEAD) "), tells_tags, PROXY),
+    Wanted("another server decides if it zeroes fast", says(rb'"fast": ?true'), zeroes_fast, PROXY, changes=True),
     Wanted(
-        "another server tells itself whether it zeroes fast", says(rb'"fast": ?true'), zeroes_fast, PROXY, changes=True
-    ),
-    Wanted(
-        "OPTIONS of an image of another server tells what that can do: fast zeros, durable ranges",
+        "OPTIONS of an image of another server has that server's features: fast zeros, durable ranges",
         says(rb"^OPTIONS "),
         partial(tells_more, but="fast_zero"),
         PROXY,
@@ -230,23 +230,23 @@ WANTED: Sequence[Wanted] = (
 
 
 def is_wanted(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> bool:
-    """Tell whether a difference is wanted. kind: of the place of the image."""
+    """Return whether the difference of two transcripts is wanted. `kind` is that of the place of the image."""
     before, now = _comparable(before, now)
     return before == now or any(_wanted(conversation, kind, before, now))
 
 
 def changes_images(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> bool:
-    """Tell whether a difference is wanted after which the images differ."""
+    """Return whether the difference is wanted, and the images may differ afterwards."""
     return any(wanted.changes for wanted in _wanted(conversation, kind, *_comparable(before, now)))
 
 
 def _comparable(before: Transcript, now: Transcript) -> tuple[Transcript, Transcript]:
-    """Return both without what differs in every answer."""
+    """Return both transcripts without the fields that differ in every answer."""
     return without_caches(with_quoted_names(before)), without_caches(now)
 
 
 def _wanted(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> list[Wanted]:
-    """Return the wanted differences of which this is one."""
+    """Return the wanted differences that explain this one."""
     return [
         wanted
         for wanted in WANTED
@@ -258,7 +258,7 @@ def _wanted(conversation: Conversation, kind: str, before: Transcript, now: Tran
 
 
 def without_caches(transcript: Transcript) -> Transcript:
-    """Return answers without what they tell caches and nginx: earlier builds tell them nothing."""
+    """Return the answers without the fields for caches and nginx, which earlier builds do not send."""
 
     def told(answer: Told) -> Told:
         return answer._replace(fields=tuple(each for each in answer.fields if each not in _FOR_CACHES))
@@ -270,7 +270,7 @@ _FOR_CACHES = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
 
 
 def with_quoted_names(transcript: Transcript) -> Transcript:
-    """Return answers in which the names of images are as RFC 6266 has them: all answers with an image have one."""
+    """Return the answers with the names of images quoted, as RFC 6266 has it. Answers with an image have a name."""
     start, quoted = "attachment; filename=", 'attachment; filename="'
 
     def told(answer: Told) -> Told:
@@ -290,5 +290,5 @@ _BLOCK_SIZES = re.compile(rb"(?<=\x00\x03\x00\x00\x00\x01).{4}(?=\x02\x00\x00\x0
 
 
 def without_preferred_size(replies: bytes) -> bytes:
-    """Return replies to options without the preferred size: that of TLS connections is the lane's, as on others."""
+    """Return replies to options without the preferred size, which with TLS is now the same as without."""
     return _BLOCK_SIZES.sub(b"PREF", replies)
