@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that measure time wait for the tests of other processes, and those wait for them.
+"""Run tests that measure time while no other process runs a test.
 
-A plugin of pytest. Each process of pytest-xdist begins with tests that want to be alone: later, each of them would wait
-for the longest of the tests that run, while nothing else begins.
+A plugin of pytest. Each process of pytest-xdist begins with these tests. Later, each of them would wait for the longest
+running test, and no other test could begin during this wait.
 """
 
 import fcntl
@@ -22,10 +22,10 @@ DIRECTORY = Path(__file__).parent
 
 @contextmanager
 def running(directory: Path = DIRECTORY, *, alone: bool) -> Iterator[None]:
-    """Run one test: beside tests of other processes, or alone.
+    """Run one test in the block, either alone or at the same time as tests of other processes.
 
-    Two locks, of files that are there already. The first is held while one waits for the second: a test that wants to
-    be alone keeps new ones from starting meanwhile.
+    This locks two files. The first lock is held during the wait for the second one, so that no new test begins while a
+    test waits to be alone.
     """
     with (directory / "alone.py").open() as door, (directory / "__init__.py").open() as room:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -34,14 +34,14 @@ def running(directory: Path = DIRECTORY, *, alone: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            # Processes that a test has forked have the file open, too: closing it here would not unlock it.
+            # Processes that a test has forked also have the file open, so closing it here would not unlock it.
             fcntl.flock(room, fcntl.LOCK_UN)
 
 
 def dealt(alone: Sequence[T], others: Sequence[T], processes: int) -> list[T]:
-    """Return all tests in an order in which each process has its part of both, those that are alone first.
+    """Return all tests in an order in which each process gets its share of both kinds, with the `alone` ones first.
 
-    pytest-xdist gives each process so many of those that are left: one part for each process without any.
+    pytest-xdist gives a process without tests its share of the tests that are left.
     """
     left = iter(others)
     order: list[T] = []
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let no other test run beside one that measures time. First: its time limit begins when it runs."""
+    """Run no other test at the same time as one that measures time. This hook is first, so no limit counts its wait."""
     with running(alone=_is_alone(item)):
         return (yield)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At the end of a run of all tests: each part that an OpenAPI document names was in some answer.
+"""Check at the end of a run of all tests that each part of the OpenAPI documents was in some answer.
 
-A plugin of pytest. Processes of pytest-xdist tell theirs to the one that has started them.
+A plugin of pytest. The processes of pytest-xdist report their parts to the process that has started them.
 """
 
 import os
@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter", config:
 
 
 def _is_complete(config: pytest.Config) -> bool:
-    """Tell whether all tests were to run: what others than root leave out has answers of its own."""
+    """Return whether all tests were to run, as root, because tests that only root can run have answers of their own."""
     chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     options = ("keyword", "markexpr", "deselect", "lf", "first_cases", "maxfail", "collectonly")
     return not chosen and not any(config.getoption(name, None) for name in options) and os.geteuid() == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends for tests: one in memory that keeps the contract, and one that breaks any other on demand."""
+"""Backends for tests: one in memory that keeps the contract, and a wrapper that fails or waits on demand."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ class MemoryBackend(Backend):
 
 
 class FaultyBackend:
-    """Wrap a backend: before a call of the named method, `fault` runs: it may raise, or wait for an event."""
+    """Wrap a backend. Before each call of the named method `fault` runs, which may raise, or wait for an event."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -140,7 +140,7 @@ class FaultyBackend:
 
 
 class Held:
-    """Calls that wait: `reached` is set when one does, `release()` lets them go on."""
+    """Calls that wait. `reached` is set when there is one, and `release()` lets them go on."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -155,5 +155,5 @@ class Held:
 
 
 async def extents_of(backend: Backend, offset: int, length: int, context: Context = Context.ZERO) -> list[Extent]:
-    """Return what a backend tells of a range."""
+    """Return the extents of a range of a backend."""
     return [extent async for found in merged(backend.extents(Operation(), offset, length, context)) for extent in found]

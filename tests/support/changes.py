@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of images of any backend that in the daemon only lanes make, by the handle of C."""
+"""Changes of images that only lanes make in the daemon, for the backends of all kinds of storage."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.backends import MemoryBackend
 
 
 def pwrite(backend: Backend, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> Awaitable[object]:
-    """Write the piece at offset. fua: the piece is on stable storage when the awaitable is done."""
+    """Write the piece at offset. With `fua`, it is on stable storage when the awaitable is done."""
     if isinstance(backend, MemoryBackend):
         return backend.pwrite(op, piece, offset, fua=fua)
     length = len(piece)
@@ -32,7 +32,7 @@ def pwrite(backend: Backend, op: Operation, piece: Slice, offset: int, *, fua: b
 def zero(
     backend: Backend, op: Operation, offset: int, length: int, *, allocate: bool, fua: bool, fast_only: bool = False
 ) -> Awaitable[object]:
-    """Make the range of an image that C has read as zeros. fua: they are on stable storage when it is done."""
+    """Make the range of an image that C has open read as zeros. With `fua`, they are on stable storage afterwards."""
     flags = (lib.IOU_ALLOCATE if allocate else 0) | (lib.IOU_FUA if fua else 0)
     flags |= lib.IOU_FAST_ONLY if fast_only else 0
     return _submit(backend, lib.IOU_ZERO, op, flags=flags, offset=offset, length=length, holders=(op,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of this project: as they are installed, how they end, and what their manual pages say."""
+"""The commands of this project: their installation, their results, and the options in their manual pages."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ MODULES = {
 
 
 def install(directory: Path) -> None:
-    """Make a directory that has the commands, for PATH. PYTHONPATH has to name this project."""
+    """Make a directory with the commands, for PATH. PYTHONPATH has to name this project."""
     directory.mkdir()
     for name, module in MODULES.items():
         program = directory / name
@@ -28,7 +28,7 @@ def install(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended and what it printed."""
+    """The exit status and the output of a command."""
 
     program: str
     status: int

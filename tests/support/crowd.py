@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A crowd of clients without a ticket, in a process of its own: they connect again as fast as they can."""
+"""A crowd of clients without a ticket, in a process of its own. They connect again as fast as they can."""
 
 import itertools
 import selectors
@@ -17,10 +17,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def crowd(port: int, kind: str, *, addresses: int = 1, connections: int = 1024) -> Iterator[None]:
-    """Have so many connections open at a time while the block runs, each new one in the place of the oldest.
+    """Keep this number of connections open during the block. Each new one replaces the oldest.
 
-    kind: what they do. silent: nothing; hello: begin a handshake, and no more; info: ask what needs no ticket; nbd: say
-    the first word of a negotiation.
+    The kind `silent` sends nothing, `hello` only begins a TLS handshake, `info` sends a request that needs no ticket,
+    and `nbd` sends the first bytes of a negotiation.
     """
     command = [sys.executable, "-m", __name__, str(port), kind, str(addresses), str(connections)]
     with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -54,7 +54,7 @@ class _Member:
             self._shake()
 
     def go_on(self) -> None:
-        """Do what comes next."""
+        """Do the next step."""
         data = b""
         with suppress(OSError):
             data = self._sock.recv(65536)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon in a process of its own, seen from outside: its sockets, its log, its /proc entries.
 
-Every daemon that a test starts is also checked for what must never happen: it stops on SIGTERM with status 0, no ticket
-id stands in its log, and no exception went by unhandled.
+Every daemon that a test starts is also checked at its end: it stops on SIGTERM with status 0, its log has no ticket
+id, and every exception was handled.
 """
 
 import contextlib
@@ -40,20 +40,20 @@ PROJECT = Path(__file__).resolve().parents[2]
 _WITH_LEAKS: tuple[str, ...] = ("-W", "default::ResourceWarning", "-m")
 _PYTHON: tuple[str, ...] = (sys.executable, *_WITH_LEAKS)
 PROGRAM = "imageio_daemon"
-#: The same with C serving as soon as it can.
+#: The same, and the log names requests that C could have served and did not get.
 EAGER_PROGRAM = "tests.support.eager"
-#: The daemon whose requests Python decides, also plain ones.
+#: A daemon in which Python decides all requests, even plain ones.
 DECIDED_PROGRAM = "tests.support.decided"
 #: The same on slow storage.
 SLOW_PROGRAM = "tests.support.slow"
-#: The same that looks often at what it looks at again and again.
+#: A daemon whose periodic checks run often.
 PROMPT_PROGRAM = "tests.support.prompt"
 
 START_TIMEOUT = 30.0
 #: More than the shutdown_timeout of a daemon under test.
 STOP_TIMEOUT = 20.0
 
-#: What the log of a healthy daemon never holds.
+#: A pattern that is never in the log of a healthy daemon.
 _ACCIDENTS = re.compile(r"Traceback \(most recent|never retrieved|never awaited|was destroyed|ResourceWarning|Fatal")
 
 Section = Mapping[str, object]
@@ -71,7 +71,7 @@ class Certificates:
 
     @classmethod
     def make(cls, directory: Path, key_type: trustme.KeyType = trustme.KeyType.ECDSA) -> Self:
-        """Write the files; the server is known as localhost and by its two loopback addresses."""
+        """Write the files. The server's certificate is for localhost and the two loopback addresses."""
         ca = trustme.CA()
         server = ca.issue_cert("localhost", "127.0.0.1", "::1", key_type=key_type)
         client = ca.issue_cert("client@example.org")
@@ -96,12 +96,12 @@ STATE = object()
 
 
 class Daemon:
-    """One running daemon. `directory` is its own and is removed at the end.
+    """One running daemon. It has its own `directory`, which is removed at the end.
 
-    config: sections of the configuration, over defaults that suit tests (a free port, path sockets). The log's level is
-    that of production. program: another module that is the daemon. checkout: another work tree of this project, built
-    by its scripts/setup. manager: what the daemon notifies, and what keeps its sockets while it restarts. wrapper: a
-    command that runs it elsewhere, in the same process.
+    `config` has sections of the configuration, which replace defaults for tests (a free port, path sockets). The log
+    has its usual level. `program` is another module to run as the daemon, and `checkout` another work tree of this
+    project, built by its scripts/setup. The daemon notifies the `manager`, which keeps its sockets during a restart.
+    `wrapper` is the beginning of a command line that runs the daemon elsewhere, in the same process.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Daemon:
     ) -> None:
         self._manager = manager
         self.certificates = certificates
-        # Not below pytest's directory: the path of a unix socket may have 107 bytes.
+        # Not below pytest's directory, because the path of a unix socket may have only 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="imageio-"))
         self.log = Log()
         self._config = self._with_defaults(config or {})
@@ -152,7 +152,7 @@ class Daemon:
         self._process = subprocess.Popen(
             self._command if manager is None else manager.command(self._command),
             cwd=self._checkout,
-            # A crash tells where each thread was in Python.
+            # A crash writes where each thread was in Python.
             env={**os.environ, "PYTHONFAULTHANDLER": "1", **({} if manager is None else manager.environment())},
             pass_fds=() if manager is None else manager.descriptors(),
             stdin=subprocess.DEVNULL,
@@ -222,7 +222,7 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def served(self, service: str, by: str) -> dict[str, int]:
-        """Return what a service has served so far: requests, received, sent, refused and failed. by: lane or python."""
+        """Return the counts of a service: requests, received, sent, refused and failed. `by` is lane or python."""
         answer = self.control("GET", "/status")
         assert answer.status == 200, answer
         none = {"requests": 0, "received": 0, "sent": 0, "refused": 0, "failed": 0}
@@ -253,7 +253,7 @@ class Daemon:
         return self._port_of("control")
 
     def _port_of(self, service: str) -> int:
-        # As text: service=remote … port=54322, as JSON: "service": "remote", … "port": 54322.
+        # The text has service=remote … port=54322, the JSON has "service": "remote", … "port": 54322.
         match = self.log.find(rf"listening.*\bservice\W+{service}\b.*\bport\W+(\d+)")
         assert match is not None
         return int(match[1])
@@ -264,7 +264,7 @@ class Daemon:
 
     @property
     def local_socket(self) -> str:
-        """The address of the local service as the kernel wants it."""
+        """The address of the local service, in the form that the kernel takes."""
         address = str(self._config["local"]["socket"])
         return "\0" + address[1:] if address.startswith("@") else address
 
@@ -277,7 +277,7 @@ class Daemon:
         return f"https://{host}:{self.port}/images/{ticket_id}"
 
     def connect(self, service: str, *, timeout: float = 20.0) -> Connection:
-        """Connect to a service: tls, unix or control; tcp, if the configuration has no TLS."""
+        """Connect to a service: tls, unix or control, or tcp if the configuration has no TLS."""
         described = CONTROL if service == "control" else IMAGES
         return Connection(self._socket(service, timeout), described if self._checkout == PROJECT else None)
 
@@ -292,7 +292,7 @@ class Daemon:
     # Tickets
 
     def control(self, method: str, target: str, body: bytes | None = None) -> Answer:
-        """Send one request to the control service, as the host manager does: one connection for each."""
+        """Send one request to the control service on a new connection, as managers do."""
         with self.connect("control", timeout=60) as connection:
             return connection.request(method, target, None, body)
 
@@ -309,11 +309,11 @@ class Daemon:
         return ticket_id
 
     def hide(self, ticket_id: str) -> None:
-        """Fail at the end of the test if this stands in the log."""
+        """Fail at the end of the test if the log has this ticket id."""
         self._secrets.add(ticket_id)
 
     def status(self, ticket_id: str) -> dict[str, Any]:
-        """Return what the control service tells of a ticket."""
+        """Return the status of a ticket from the control service."""
         answer = self.control("GET", f"/tickets/{ticket_id}")
         assert answer.status == 200, answer
         status: dict[str, Any] = answer.json()
@@ -337,11 +337,11 @@ class Daemon:
         return self._process.pid
 
     def descriptors(self) -> list[str]:
-        """Return what the process has open."""
+        """Return the targets of the process's descriptors."""
         return list(open_files(self.pid).values())
 
     def has_open(self, path: Path) -> bool:
-        """Tell whether the process has the file open."""
+        """Return whether the process has the file open."""
         return str(path.resolve()) in self.descriptors()
 
     def threads(self) -> int:
@@ -444,11 +444,11 @@ class Log:
         return match
 
     def end(self) -> int:
-        """Return the number of lines so far: where the next line will stand."""
+        """Return the number of lines so far, which is the place of the next line."""
         return len(self._lines)
 
     def around(self, line: str, context: int = 40) -> str:
-        """Return the line with those that follow it."""
+        """Return the line and the lines that follow it."""
         lines = self.lines()
         start = lines.index(line)
         return "\n".join(lines[max(0, start - 3) : start + context])
@@ -461,7 +461,7 @@ class Log:
 
 
 class Baseline:
-    """What a daemon that was used holds at rest, to see later that it holds no more."""
+    """The descriptors of an idle daemon that was used before, to check later that it has no more."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -469,12 +469,12 @@ class Baseline:
         self._descriptors = daemon.descriptors()
 
     def _use_storage(self) -> None:
-        """Have the daemon do storage I/O: it opens what it needs for that when it does so first, and keeps it."""
+        """Have the daemon do storage I/O, because it opens some descriptors at the first I/O, and keeps them."""
         path = self._daemon.directory / "baseline"
         path.write_bytes(bytes(4096))
         ticket_id = self._daemon.add_ticket(path, 4096, inactivity_timeout=60)
         with self._daemon.connect("unix") as connection:
-            connection.request("OPTIONS", f"/images/{ticket_id}")  # opens it, so that C can serve the next one
+            connection.request("OPTIONS", f"/images/{ticket_id}")  # opens the image, so C can serve the next one
             assert connection.get(f"/images/{ticket_id}").status == 200
         eventually(lambda: self._daemon.status(ticket_id)["connections"] == 0, "nobody is connected")
         self._daemon.remove(ticket_id)
@@ -496,7 +496,7 @@ def run_to_end(arguments: Sequence[str], *, timeout: float = START_TIMEOUT) -> s
 
 
 def now() -> float:
-    """Return the clock that `expires` is told in."""
+    """Return the time of the clock that `expires` uses."""
     return time.monotonic()
 
 

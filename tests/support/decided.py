@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, to which no request is plain: Python decides each, and C carries it out."""
+"""A daemon for which no request is plain. Python decides each request, and C carries it out."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class DecidedHandover(handover.LaneHandover):
     def begin(
         self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
     ) -> bool:
-        """Hand nothing over."""
+        """Hand no request over."""
         return False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C's decoder of one frame of zstd, for tests of it alone."""
+"""C's decoder of one frame of zstd, without the rest of the daemon."""
 
 import errno
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ioutil_ext import ffi, lib
 class Decoder:
     """Decode one frame with `length` bytes of content, at least 1: head(), admit(), decode(). Close it.
 
-    left: bytes of content that are still to come. ended: the frame has ended, and all is as announced.
+    `left` is how many bytes of content are still to come. `ended` is set when the frame has ended as announced.
     """
 
     def __init__(self, length: int) -> None:
@@ -30,7 +30,7 @@ class Decoder:
         ffi.release(self._decoder)
 
     def head(self, data: memoryview) -> tuple[int, int]:
-        """Take data of the frame's head. Return how many bytes were taken, and how many decoding needs at most.
+        """Read data of the frame's head. Return how many bytes were used, and how much memory decoding needs at most.
 
         The latter is 0 while the head is not complete. Raises InvalidRequest.
         """
@@ -41,9 +41,9 @@ class Decoder:
         return int(taken), int(memory[0])
 
     def admit(self, owner: int) -> bool:
-        """Take the memory that the head names, for an owner. False: there is none now.
+        """Take the memory that decoding needs, for an owner. Return False if there is none now.
 
-        Then decoders of other owners whose peers let them wait are asked to end: try again in a moment.
+        Then decoders of other owners that wait for their peers are asked to end, so try again in a moment.
         """
         code = lib.iou_zstd_admit(self._decoder, owner)
         if code not in (0, -errno.EAGAIN):
@@ -52,7 +52,7 @@ class Decoder:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Wait for the peer in the block."""
+        """Run the block as a wait for the peer."""
         lib.iou_zstd_rest(self._decoder)
         try:
             yield
@@ -61,13 +61,13 @@ class Decoder:
 
     @property
     def is_wanted(self) -> bool:
-        """Tell whether the decoder has to end: its peer lets it wait, and another one needs the memory."""
+        """Return whether the decoder has to end, because it waits for its peer and another decoder needs the memory."""
         return bool(lib.iou_zstd_is_wanted(self._decoder))
 
     def decode(self, data: memoryview, view: memoryview) -> tuple[int, int]:
-        """Decode data behind the head into the view. Return how many bytes were taken, and how many were made.
+        """Decode data behind the head into the view. Return how many bytes were used, and how many were made.
 
-        It follows admit(). One of both is used up, or the frame has ended. Raises InvalidRequest.
+        Call this after admit(). Ends when data or view are used up, or at the end of the frame. Raises InvalidRequest.
         """
         step = self._step
         error = lib.iou_zstd_decode(

@@ -12,7 +12,7 @@ HEADER = "image ticket"
 
 
 class Record:
-    """A record with its journal in a directory. ranges: (start, end) in bytes, which are durable at first."""
+    """A record with its journal in a directory. `ranges` are the (start, end) that are durable at first, in bytes."""
 
     def __init__(self, directory: Path, ranges: list[tuple[int, int]]) -> None:
         self.path = directory / "journal"
@@ -29,19 +29,19 @@ class Record:
         self.close()
 
     def change(self, start: int, end: int) -> int:
-        """Take a range out before a change; return 0 or a negative errno."""
+        """Remove a range before a change of it. Return 0 or a negative errno."""
         return int(lib.iou_durable_change(self.shared, start, end - start))
 
     def try_change(self, start: int, end: int) -> int:
-        """Do the same if no storage is needed; return -EAGAIN otherwise."""
+        """Do the same if that needs no storage. Otherwise return -EAGAIN."""
         return int(lib.iou_durable_try_change(self.shared, start, end - start))
 
     def changed(self, start: int, end: int, *, durable: bool) -> None:
-        """End a change. durable: with FUA."""
+        """End a change. Pass `durable` for one with FUA."""
         lib.iou_durable_changed(self.shared, start, end - start, durable)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return what is durable."""
+        """Return the durable ranges."""
         found = ffi.new("iou_range[]", lib.IOU_DURABLE_RANGES)
         count = lib.iou_durable_ranges(self.shared, 0, found, lib.IOU_DURABLE_RANGES)
         return [(found[i].start, found[i].end) for i in range(count)]
@@ -53,7 +53,7 @@ class Record:
         return info
 
     def on_disk(self) -> list[tuple[int, int]]:
-        """Return what the journal tells."""
+        """Return the ranges in the journal."""
         return journal.read(self.path.read_bytes(), HEADER)
 
     def close(self) -> None:

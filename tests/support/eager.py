@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, whose log tells which requests C could have served and did not see."""
+"""A daemon that logs the requests that C could have served and did not get."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ _METHODS = {"GET": Access.READ, "PUT": Access.WRITE, "PATCH": Access.WRITE}
 
 
 class ToldHandover(handover.LaneHandover):
-    """Log what C should have had."""
+    """Log the requests that C should have got."""
 
     def begin(
         self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
@@ -31,7 +31,7 @@ class ToldHandover(handover.LaneHandover):
         return begun
 
     def _tell_missed(self, head: RequestHead) -> None:
-        """Log that C should have had a request, unless it is none for C, or is refused."""
+        """Log that C should have got a request, unless the request is not for C, or is refused."""
         if not head.plain or self._service is None:
             return
         with contextlib.suppress(Error):
@@ -44,7 +44,7 @@ class ToldHandover(handover.LaneHandover):
 
 
 def tell() -> None:
-    """Have all connections of this process told of."""
+    """Have all connections of this process log such requests."""
     vars(connection)["LaneHandover"] = ToldHandover
 
 

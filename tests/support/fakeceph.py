@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in the place of qemu's and Ceph's that have files for images: who asks for an image on Ceph gets a file.
+"""Programs that replace those of qemu and Ceph. They use files in the place of images on Ceph.
 
-What they do with names and answers of the real ones is seen on a real cluster: tests/lab/ceph.
+tests/lab/ceph tests the real programs with a real cluster.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Of qemu-nbd and qemu-img: the node of a raw image on Ceph becomes that of a file, as qemu opens it.
+#: The replacement of qemu-nbd and qemu-img. It replaces the node of a raw image on Ceph by that of a file.
 _QEMU = """\
 #!{python} -S
 import json, os, sys
@@ -79,7 +79,7 @@ class FakeCeph:
         return self._root / name
 
     def asked(self) -> list[Any]:
-        """Return what it was asked for: nodes of qemu, arguments of rbd."""
+        """Return the requests to the programs: nodes of qemu, arguments of rbd."""
         return [json.loads(line) for line in (self._root / "asked").read_text().splitlines()]
 
     def fail(self, said: str) -> None:
@@ -87,7 +87,7 @@ class FakeCeph:
         (self._root / "said").write_text(said)
 
     def answer(self, diff: str, said: str = "", status: int = 0) -> None:
-        """Let rbd print a text, say another and end with a status."""
+        """Let rbd print `diff`, write `said` to standard error and end with a status."""
         (self._root / "answer").write_text(json.dumps({"diff": diff, "said": said, "status": status}))
 
     def _write(self, name: str, text: str) -> None:
@@ -97,7 +97,7 @@ class FakeCeph:
 
 
 def diff(*extents: tuple[int, int, bool]) -> str:
-    """Return what `rbd diff` prints. extents: start, length, whether there is data."""
+    """Return the output of `rbd diff` for extents of start, length and whether there is data."""
     told = [
         {"offset": start, "length": length, "exists": "true" if exists else "false"}
         for start, length, exists in extents

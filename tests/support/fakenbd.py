@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NBD server that does what a test wants: it tells what it was asked, and answers well, badly, late or never."""
+"""An NBD server for tests. It records the requests, and answers well, badly, late or never."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
 from tests.support.nbd_payloads import ChunkHeader, RequestHeader, SimpleReply, pack_extents
 
-#: What is said of a refusal.
+#: The text of a refusal.
 WORDS = b"no"
 
 
@@ -32,7 +32,7 @@ class Asked:
 
 
 class Held:
-    """Requests of one command, which wait for their replies: `reached` is set when there is one."""
+    """Requests of one command that wait for their replies. `reached` is set when there is one."""
 
     def __init__(self, server: "FakeNbd", command: Command) -> None:
         self.reached = asyncio.Event()
@@ -45,7 +45,7 @@ class Held:
         self.reached.set()
 
     def release(self) -> None:
-        """Answer them, and later ones at once."""
+        """Answer these requests, and later ones at once."""
         self._server.held.pop(self._command, None)
         for asked in self.asked:
             self._server.reply(asked)
@@ -53,9 +53,9 @@ class Held:
 
 @dataclass
 class FakeNbd:
-    """Serve `size` bytes: `content`, or zeros that stay zeros.
+    """Serve `size` bytes: `content`, or without it zeros that cannot be changed.
 
-    `answer`: makes the reply to a request, instead of the default one; None: none.
+    `answer` makes the reply to a request, in place of the default one. If it returns None, there is no reply.
     """
 
     socket: Path
@@ -63,31 +63,31 @@ class FakeNbd:
     content: bytearray | None = None
     flags: int = FLAGS
     sizes: BlockSizes | None = None
-    #: Contexts that it tells extents in, by ids from 10 on in the order of a selection.
+    #: The metadata contexts. Their ids are numbered from 10 on in the order of a selection.
     contexts: tuple[str, ...] = (BASE_ALLOCATION,)
-    #: What each connection has selected of them.
+    #: The contexts that each connection has selected.
     selected: dict[int, list[str]] = field(default_factory=dict)
-    #: Connections that get none.
+    #: The connections that get no contexts.
     without_contexts: frozenset[int] = frozenset()
     extended: bool = False
-    #: Connections that are greeted; the others hang.
+    #: The number of connections that are greeted. Others hang.
     greeted: int = 1000
     answer: Callable[[Asked], Awaitable[bytes | None]] | None = None
     asked: list[Asked] = field(default_factory=list)
-    #: Errors with which requests of these commands are refused.
+    #: The errors with which requests are refused, by command.
     refused: dict[int, int] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
     connections: int = 0
-    ended: int = 0  # connections
+    ended: int = 0  # number of connections that have ended
     after_goodbye: bytes = b""
-    refusal: Answers | None = None  # of GO
-    #: What connections after the first are told of the size.
+    refusal: Answers | None = None  # the reply to GO, if it is refused
+    #: The size that connections after the first one get.
     later_size: int | None = None
-    #: Nothing is received after the negotiation until this is set.
+    #: After the negotiation, the server receives nothing until this is set.
     hold: asyncio.Event | None = None
-    #: A longer payload is left unread where the test makes the answers.
+    #: The longest payload that the server reads if the test makes the answers.
     most_read: int = 8 << 20
-    #: What each connection has received and the server has not read.
+    #: The readers of the connections, with the bytes that the server has not read.
     readers: list[asyncio.StreamReader] = field(default_factory=list)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _server: asyncio.Server | None = None
@@ -103,7 +103,7 @@ class FakeNbd:
         self._server = await asyncio.start_unix_server(self.serve, self.socket)
 
     async def stop(self) -> None:
-        """Close all connections and listen no more."""
+        """Close all connections, and stop listening."""
         if self._server is not None:
             self._server.close()
         self.hang_up()
@@ -169,7 +169,7 @@ class FakeNbd:
                 self.after_goodbye += await reader.read()
                 return
             if self.answer is not None and header.command == Command.WRITE and header.length > self.most_read:
-                payload = b""  # what is answered before it was received
+                payload = b""  # the request is answered before its payload was received
             else:
                 payload = await reader.readexactly(header.length) if header.command == Command.WRITE else b""
             asked = Asked(number, header, payload)
@@ -192,11 +192,11 @@ class FakeNbd:
         return self.failure(asked, error) if error else self.success(asked)
 
     def reply(self, asked: Asked) -> None:
-        """Answer late."""
+        """Send a reply later than its turn."""
         self._writers[asked.connection].write(self._judged(asked))
 
     def success(self, asked: Asked) -> bytes:
-        """Do what is asked, and return the reply."""
+        """Carry out the request, and return the reply."""
         header = asked.header
         start, end = header.offset, header.offset + header.length
         if header.command == Command.READ:
@@ -211,7 +211,7 @@ class FakeNbd:
         return self.chunk(asked, Chunk.NONE, b"") if self.extended else SimpleReply(header.cookie, 0).pack()
 
     def _status(self, asked: Asked) -> bytes:
-        """Tell one extent in each context: zeros unless there is content, and what has changed."""
+        """Return one extent in each context: zeros unless there is content, and changed if the test says so."""
         kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
         names, message = self.selected[asked.connection], b""
         for place, name in enumerate(names):
@@ -221,7 +221,7 @@ class FakeNbd:
         return message
 
     def failure(self, asked: Asked, error: int) -> bytes:
-        """Return a reply that says no."""
+        """Return a reply with an error."""
         payload = error.to_bytes(4) + len(WORDS).to_bytes(2) + WORDS
         return self.chunk(asked, Chunk.ERROR, payload)
 

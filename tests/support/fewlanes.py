@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, with places for two connections of HTTP that C serves."""
+"""A daemon in which C serves at most two connections of HTTP at a time."""
 
 import sys
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another reader of heads, by regular expressions, to hold the one in C against (RFC 9112)."""
+"""A second reader of heads, by regular expressions, with which the reader in C is compared (RFC 9112)."""
 
 import re
 
-#: The limits, as the other one has them.
+#: The limits of the reader in C.
 MAX_HEAD = 16 * 1024
 MAX_FIELDS = 100
 
@@ -13,12 +13,12 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _SINGLE = ("content-length", "content-range", "host", "range", "transfer-encoding", "expect")
 
-#: What a head says: method, target, version, length of the body, None if it is chunked, and the fields.
+#: The values in a head: method, target, version, length of the body (None if it is chunked), and the fields.
 Said = tuple[str, str, str, int | None, dict[str, str]]
 
 
 def read(data: bytes) -> Said | str | None:
-    """Return what the head says that the data begins with, why it is refused, or None: there is more of it to come."""
+    """Return the values of the head at the start of the data, or why it is refused, or None if it is not complete."""
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
     if end >= 0:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage below another process that waits for the test: a library that is loaded before it replaces system calls."""
+"""Have system calls on storage of another process wait for the test, by a library in LD_PRELOAD that replaces them."""
 
 import subprocess
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 def build_library(directory: Path) -> Path:
-    """Compile the library; its path goes into LD_PRELOAD of a process that is to be started."""
+    """Compile the library, and return its path for LD_PRELOAD of a process."""
     library = directory / "heldcalls.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
     return library
 
 
 class HeldCall:
-    """The next write or zero of a file."""
+    """The next write or zero of a file, which waits."""
 
     def __init__(self, path: Path) -> None:
         self._wanted = path.with_name(f"{path.name}.hold")
@@ -27,11 +27,11 @@ class HeldCall:
         self._wanted.touch()
 
     def arrived(self) -> None:
-        """Wait until a call waits."""
+        """Wait until there is such a call."""
         eventually(self._held.exists, "a call waits")
 
     def release(self) -> None:
-        """Let it go on."""
+        """Let the call go on."""
         self._wanted.unlink(missing_ok=True)
         self._held.unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP/1.1 client that hides nothing: requests are bytes, answers are parsed strictly.
+"""An HTTP/1.1 client for tests. Requests are bytes, and answers are parsed strictly.
 
-What a client library would repair or refuse to send (a request in pieces, two lengths, a body that is too short) is
-sent as it stands here, and what an answer must not have (a missing length, bytes after its end) is seen.
+It sends requests that a client library would repair or refuse (in pieces, with two lengths, with a body that is too
+short), and finds faults of answers (a missing length, bytes after the end).
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class ProtocolError(AssertionError):
 
 
 class DisconnectedError(Exception):
-    """The server closed the connection before the answer was complete; `received` holds what came of it."""
+    """The server closed the connection before the answer was complete. `received` has the bytes that came."""
 
     def __init__(self, received: bytes) -> None:
         super().__init__(f"connection closed after {len(received)} bytes: {received[:200]!r}")
@@ -43,7 +43,7 @@ class DisconnectedError(Exception):
 
 
 class Headers:
-    """The fields of an answer, by name in any case."""
+    """The fields of an answer, found by name without regard to case."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         self.fields = fields
@@ -99,7 +99,7 @@ class Answer:
 def encode_request(
     method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
 ) -> bytes:
-    """Return the bytes of a request; Host and, with a body, Content-Length are added when they are not given."""
+    """Return the bytes of a request. Adds Host, and Content-Length if there is a body, unless they are given."""
     fields = dict(headers or {})
     given = {name.lower() for name in fields}
     if "host" not in given:
@@ -111,7 +111,7 @@ def encode_request(
 
 
 class Description(Protocol):
-    """What answers have to be like: tests/support/openapi.py."""
+    """A description with which answers are compared; see tests/support/openapi.py."""
 
     def check(self, method: str, target: str, answer: Answer) -> None:
         """Raise an AssertionError unless the answer is as described."""
@@ -120,7 +120,7 @@ class Description(Protocol):
 class Connection:
     """A connection to a server, closed at the end of the `with` block.
 
-    description: with which answers are compared, those to requests that are sent from their first byte on.
+    Answers to requests that this object has sent as a whole are compared with the `description`.
     """
 
     def __init__(self, sock: socket.socket, description: Description | None = None) -> None:
@@ -166,7 +166,7 @@ class Connection:
         self.sock.sendall(data)
 
     def send_while_accepted(self, data: bytes) -> int:
-        """Send until all is sent, the server stops reading for a second or is gone; return the bytes that it took."""
+        """Send all, or until the server does not read for a second or is gone. Return how many bytes it took."""
         sent = 0
         self.sock.settimeout(1)
         try:
@@ -181,7 +181,7 @@ class Connection:
     # Answers
 
     def receive(self, *, to: str = "GET") -> Answer:
-        """Return the next answer; `to`: the method it answers. Raises DisconnectedError when its end does not come."""
+        """Return the next answer, to a request with the method `to`. Raises DisconnectedError if it is not complete."""
         head = bytes(self._until(b"\r\n\r\n"))
         status_line, *lines = head[:-4].split(b"\r\n")
         match = _STATUS_LINE.fullmatch(status_line)
@@ -205,7 +205,7 @@ class Connection:
         return answer
 
     def status_or_end(self, *, to: str = "GET") -> int | None:
-        """Return the status of the next answer, or None when the server closes instead of answering."""
+        """Return the status of the next answer, or None if the server closes without an answer."""
         try:
             return self.receive(to=to).status
         except DisconnectedError as e:
@@ -217,7 +217,7 @@ class Connection:
         if headers.get("Transfer-Encoding") == "chunked":
             return self._chunks()
         length = headers.get("Content-Length")
-        if status == 304 and length is None:  # it would be that of what is not sent (RFC 9110 8.6)
+        if status == 304 and length is None:  # it would be the length of the body that is not sent (RFC 9110 8.6)
             return b""
         if length is None:
             raise ProtocolError(f"an answer {status} without a length: {headers}")
@@ -264,10 +264,10 @@ class Connection:
     # State of the connection
 
     def is_silent(self, timeout: float = 0.2) -> bool:
-        """Tell whether nothing comes for a while: no answer, no end of the connection."""
+        """Return whether neither an answer nor the end of the connection comes within the timeout."""
         if self._received:
             return False
-        # Not select(): under TLS there are messages that are no data, such as session tickets.
+        # Not select(), because TLS has messages that are not data, such as session tickets.
         self.sock.settimeout(timeout)
         try:
             self._more()
@@ -280,7 +280,7 @@ class Connection:
         return False
 
     def is_closed(self, timeout: float = TIMEOUT) -> bool:
-        """Tell whether the server closes the connection within timeout seconds. Bytes that still come are an error."""
+        """Return whether the server closes the connection within `timeout` seconds. Bytes before that are an error."""
         self.sock.settimeout(timeout)
         try:
             data = bytes(self._received) or self.sock.recv(1)
@@ -296,20 +296,20 @@ class Connection:
         return True
 
     def end_sending(self) -> None:
-        """Tell the server that no more comes, as a client that ends in the middle does; answers can still be read."""
-        # Of the TCP connection only: SSLSocket.shutdown() would forget the session's keys for reading.
+        """End sending, as a client that stops in the middle does. Answers can still be read."""
+        # Of the TCP connection only, because SSLSocket.shutdown() would drop the session's keys for reading.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_WR)
 
     def drain(self) -> bytes:
-        """Return everything that comes until the server closes."""
+        """Return all bytes that come until the server closes."""
         with contextlib.suppress(DisconnectedError):
             while True:
                 self._more()
         return bytes(self._take(len(self._received)))
 
     def reset(self) -> None:
-        """Vanish: a TCP reset, as after a crash of the client."""
+        """Reset the TCP connection, as after a crash of the client."""
         if self.sock.family != socket.AF_UNIX:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         self.sock.close()
@@ -332,16 +332,16 @@ def connect_tcp(host: str, port: int, *, timeout: float = TIMEOUT) -> socket.soc
 def connect_tls(host: str, port: int, context: ssl.SSLContext, *, timeout: float = TIMEOUT) -> socket.socket:
     """Connect to a TLS server and verify its certificate."""
     sock, address = _tcp_socket(host, port)
-    # What is wrapped before it connects belongs to us whatever happens. A connection that the server resets before
+    # A socket that is wrapped before it connects stays ours. A connection that the server resets before
     # wrap_socket() looks at it is left to the garbage collector (Python 3.11).
     return _connected(context.wrap_socket(sock, server_hostname=host), address, timeout)
 
 
 def _tcp_socket(host: str, port: int) -> tuple[socket.socket, Any]:
-    """Return an unconnected socket for an address of a server, of IPv4 if it has one, and that address."""
+    """Return an unconnected socket for an address of a server, and that address. Prefers IPv4."""
     family, kind, protocol, _, address = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     sock = socket.socket(family, kind, protocol)
-    # Tests send small pieces on purpose; they must leave at once.
+    # Tests send small pieces on purpose, and these must leave at once.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock, address
 

@@ -28,7 +28,7 @@ class Image:
 
     @property
     def path(self) -> Path:
-        """The file or device, where the place has one."""
+        """The file or device, if the place has one."""
         return self.place.path
 
     @property
@@ -57,9 +57,9 @@ def make_image(
 ) -> MakeImage:
     """Return a function that makes images below directory with tickets of daemon.
 
-    content: what a new image holds, default 1 MiB of a pattern. size: makes a hole of that size instead, with pieces of
-    data, by their offsets. path: an image that exists, a device for instance. of: another ticket of an image.
-    ticket_size: default the image's. Other arguments: of the ticket.
+    `content` is the content of a new image, by default 1 MiB of a pattern. With `size` the new image is a hole of this
+    size instead, with `pieces` of data, by offset. `path` is an existing image, such as a device. `of` is an image for
+    another ticket. `ticket_size` is by default the size of the image. Other arguments are fields of the ticket.
     """
 
     def make(

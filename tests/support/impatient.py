@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, which waits for another server only a moment."""
+"""A daemon that waits only a moment for another server."""
 
 import sys
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is killed at one of its system calls, and the trace of those that change an image or a directory.
+"""Kill a process at one of its system calls, and trace the calls that change an image or a directory.
 
-The trace has a line when a call begins, before it can take effect, and one when it has ended:
+The trace has a line when a call begins, before it can take effect, and a line when the call has ended:
 
     + NUMBER NAME PATH SECOND OFFSET LENGTH CHANGED CHANGED-LENGTH DATA.
     - NUMBER RESULT
 
-NAME: write, zero, sync, truncate, create, empty, rename, unlink. SECOND: the new name, or -. CHANGED: where the content
-will differ; blocks are written whole. DATA: what is written to a file of the directory, hexadecimal. `begin()` adds an
-empty line and "start" for each process.
+NAME is write, zero, sync, truncate, create, empty, rename or unlink. SECOND is the new name, or -. CHANGED and
+CHANGED-LENGTH are the range whose content will differ; blocks are written as a whole. DATA is, for a write to a file of
+the directory, the data in hexadecimal. `begin()` adds an empty line and "start" for each process.
 """
 
 import os
@@ -24,10 +24,11 @@ START = "start"
 
 @dataclass(frozen=True)
 class Death:
-    """When to die: at the call of this number among those of these kinds.
+    """The moment of death: at the call with this number among the calls of these kinds.
 
-    kinds: w (an image is changed), f (an image is flushed), j (a file of the directory is changed), s (it is made
-    durable), n (something is sent). when: b(efore), m(iddle: half of it is done) or a(fter) the call.
+    The letters of `kinds` are w (a change of an image), f (a flush of an image), j (a change of a file of the
+    directory), s (a sync of such a file), n (sending). `when` is b before the call, m in the middle, when half of it is
+    done, or a after the call.
     """
 
     kinds: str
@@ -47,7 +48,7 @@ def build_library(directory: Path) -> Path:
 
 @contextmanager
 def begin(library: Path, trace: Path, state: Path, images: Sequence[Path], death: Death) -> Iterator[None]:
-    """Have a process that is started in the block die. state, images: the paths that the trace tells of."""
+    """Have a process that is started in the block die. The trace has the calls on the paths `state` and `images`."""
     with trace.open("a") as file:
         file.write(f"\n{START}\n")  # the last line may be torn
     paths = ":".join(map(str, images)) or "-"

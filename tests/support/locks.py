@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of images as qemu has them: shared ones of single bytes, of an open file description (fcntl(2))."""
+"""Locks of images as qemu takes them: shared locks of single bytes, by an open file description (fcntl(2))."""
 
 import fcntl
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from tests.support.nbdservers import qemu_nbd
 from tests.support.polling import eventually
 
-#: The bytes of uses, and of uses that are not for others.
+#: The bytes for uses of an image, and for uses that others may not have at the same time.
 READ, WRITE, RESIZE = 100, 101, 103
 NO_READ, NO_WRITE, NO_RESIZE = 200, 201, 203
-#: What a virtual machine has locked of a disk that is its own.
+#: The locks of a virtual machine on its own disk.
 GUEST = (READ, WRITE, NO_WRITE, NO_RESIZE)
 
 
@@ -32,7 +32,7 @@ def locked(path: Path, *positions: int, kind: int = fcntl.F_RDLCK) -> Iterator[N
 
 @contextmanager
 def served(path: Path, image_format: str, *options: str) -> Iterator[None]:
-    """Have a qemu-nbd serve an image. It listens before it has its locks, of which that of the resize is the last."""
+    """Have a qemu-nbd serve an image. It listens before it has all locks; the lock for resizing is the last."""
     with qemu_nbd(path, image_format, *options):
         last = {NO_RESIZE} if "--read-only" in options else {WRITE, NO_RESIZE}
         eventually(lambda: last <= locks(path), "qemu-nbd has the image")
@@ -40,7 +40,7 @@ def served(path: Path, image_format: str, *options: str) -> Iterator[None]:
 
 
 def locks(path: Path) -> set[int]:
-    """Return the bytes of a file that anybody has locked."""
+    """Return the bytes of a file that any process has locked."""
     inode = str(path.stat().st_ino)
     found: set[int] = set()
     for line in Path("/proc/locks").read_text().splitlines():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of header fields that are refused, for tests that send them and tests that compare what they are answered."""
+"""Values of header fields that are refused, for tests that send them and tests that compare the answers."""
 
-#: Of Range: 416.
+#: Values of Range that get 416.
 RANGES = (
     "bytes=0-1,5-6",
     "bytes=0-1, 2-3",
@@ -21,7 +21,7 @@ RANGES = (
     "bytes=\u0661-2",
 )
 
-#: Of Content-Range: 400.
+#: Values of Content-Range that get 400.
 CONTENT_RANGES = (
     "",
     "bytes",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service manager, as far as a daemon sees it: it is notified, and keeps descriptors for the next process."""
+"""A service manager for a daemon: it gets notifications, and keeps descriptors for the next process."""
 
 import array
 import contextlib
@@ -14,10 +14,10 @@ from typing import Self
 
 from tests.support.polling import SOON
 
-#: Descriptors in one message at most: the limit of Linux.
+#: Most descriptors in one message: the limit of Linux.
 _MOST = 253
 
-#: A notification of our own, behind all that a daemon has sent.
+#: A notification of our own, which comes after those that a daemon has sent.
 _MARK = b"MARK=1"
 
 #: Puts inherited descriptors where sd_listen_fds(3) expects them, and becomes the program. Arguments: the descriptors
@@ -37,7 +37,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Manager:
-    """Receive notifications of a daemon in a thread, and keep what it stores, by name. watchdog: WatchdogSec=."""
+    """Receive notifications of a daemon in a thread, and keep what it stores, by name. `watchdog` is WatchdogSec=."""
 
     def __init__(self, *, watchdog: float = 0) -> None:
         self._watchdog = watchdog
@@ -65,23 +65,23 @@ class Manager:
 
     @property
     def stored(self) -> list[tuple[str, int]]:
-        """What is stored when all has been received that daemons have sent until now."""
+        """The stored descriptors, when all notifications that daemons have sent until now were received."""
         self._tell(_MARK)
         assert self._marks.acquire(timeout=SOON), "the manager does not run"
         return self._stored
 
     def pass_on(self, name: str, sock: socket.socket) -> None:
-        """Pass a copy of a socket to the next process, as if it were stored, or that of a socket unit."""
+        """Pass a copy of a socket to the next process, as if it were stored, or the socket of a socket unit."""
         self._stored.append((name, os.dup(sock.fileno())))
 
     def forget_all(self) -> None:
-        """Close what is stored, as systemd does when a service is stopped."""
+        """Close the stored descriptors, as systemd does when a service is stopped."""
         for _, fd in self._stored:
             os.close(fd)
         self._stored.clear()
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of a daemon under this manager, but LISTEN_PID."""
+        """Return the environment variables of a daemon under this manager, without LISTEN_PID."""
         variables = {"NOTIFY_SOCKET": str(self.address)}
         if self._watchdog:
             variables["WATCHDOG_USEC"] = str(round(self._watchdog * 1e6))
@@ -91,7 +91,7 @@ class Manager:
         return variables
 
     def command(self, command: list[str]) -> list[str]:
-        """Return the command that passes what is stored to another one, if it inherits self.descriptors()."""
+        """Return a command that inherits self.descriptors(), and runs another command with the stored ones."""
         return [sys.executable, "-c", _LAUNCH, ":".join(map(str, self.descriptors())), *command]
 
     def descriptors(self) -> list[int]:
@@ -126,6 +126,6 @@ class Manager:
             fds += [fd for stored, fd in self._stored if stored == name]
             self._stored = [(stored, fd) for stored, fd in self._stored if stored != name]
         self.states.append(state)
-        for fd in fds:  # also the pipe of BARRIER=1, whose end tells that all before is done
+        for fd in fds:  # also the pipe of BARRIER=1, whose close says that all earlier messages were handled
             with contextlib.suppress(OSError):
                 os.close(fd)

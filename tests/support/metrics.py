@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon exports for Prometheus."""
+"""The metrics of a daemon for Prometheus."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -7,7 +7,7 @@ from tests.support.daemon import Daemon
 
 
 class Metrics:
-    """What a daemon exports now."""
+    """The present metrics of a daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         answer = daemon.control("GET", "/metrics")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers and payloads of NBD's chunks and replies, as servers of tests write them and clients of tests read them."""
+"""Headers and payloads of NBD's chunks and replies, for servers and clients of tests."""
 
 import struct
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser of an NBD server's replies, which is C: tests feed it any bytes."""
+"""C's parser of an NBD server's replies, which tests can feed any bytes."""
 
 import ctypes
 import functools
@@ -48,7 +48,7 @@ def _library() -> ctypes.CDLL:
 
 
 class Request:
-    """A request. memory: for the data of a READ."""
+    """A request. `memory` is for the data of a READ."""
 
     def __init__(
         self, command: Command, offset: int = 0, length: int = 0, flags: int = 0, memory: bytearray | None = None
@@ -62,7 +62,7 @@ class Request:
 
 
 class Replies:
-    """The requests of one connection, and the parser of its replies. contexts: how many; ids begin with 1."""
+    """The requests of one connection, and the parser of its replies. `contexts` is their number; ids begin with 1."""
 
     def __init__(self, *, structured: bool, extended: bool, contexts: int = 0) -> None:
         self._client = _library().client_new(structured, extended, contexts)
@@ -72,7 +72,7 @@ class Replies:
         _library().client_free(self._client)
 
     def begin(self, request: Request, *, guard: int = 0, most: int = 1000) -> bytes:
-        """Add a request and return its header. guard: bytes of its memory before and after what may be written."""
+        """Add a request and return its header. Its memory has `guard` bytes before and after the bytes for the data."""
         memory = None
         if request.memory is not None:
             memory = ctypes.addressof((ctypes.c_char * len(request.memory)).from_buffer(request.memory)) + guard
@@ -99,12 +99,12 @@ class Replies:
         return found
 
     def error(self, request: Request) -> tuple[int, str]:
-        """Return the error of a reply and its text; 0: there is none."""
+        """Return the error of a reply and its text. The error is 0 if there is none."""
         text = ctypes.create_string_buffer(256)
         return _library().client_error(self._client, request.number, text), text.value.decode()
 
     def extents(self, request: Request, start: int, end: int, most: int = 1000) -> list[tuple[int, int, int]]:
-        """Return start, length and flags of what was told. Raises ValueError: a context tells nothing of it."""
+        """Return start, length and flags of the extents. Raises ValueError if a context has none for the range."""
         extents = (_Extent * most)()
         count = _library().client_extents(self._client, request.number, start, end, extents, most)
         if count < 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NBD servers that nobody here wrote, each a process of its own on a unix socket."""
+"""NBD servers of other projects, each a process of its own on a unix socket."""
 
 import contextlib
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.polling import eventually
 from tests.support.processes import open_files
 
-#: Connections that a server takes at a time.
+#: Most connections of a server at a time.
 SHARED = 8
 #: The flags of a socket that listens, in /proc/net/unix.
 ACCEPTS = "00010000"
@@ -19,7 +19,7 @@ ACCEPTS = "00010000"
 
 @dataclass
 class NbdServer:
-    """A running server. `command`: how it was started, for starting it again."""
+    """A running server. `command` starts it again."""
 
     socket: Path
     command: list[str]
@@ -31,14 +31,14 @@ class NbdServer:
 
     @property
     def uri(self) -> str:
-        """The same, as the programs of libnbd write it."""
+        """The address of the export, in the form of the programs of libnbd."""
         return f"nbd+unix:///?socket={self.socket}"
 
     def connections(self) -> int:
-        """Return how many there are."""
+        """Return the number of connections."""
         assert self.process is not None
         opened = open_files(self.process.pid).values()
-        return sum(name.startswith("socket:") for name in opened) - 1  # the one that listens
+        return sum(name.startswith("socket:") for name in opened) - 1  # without the socket that listens
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
@@ -48,17 +48,17 @@ class NbdServer:
     def _listens(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"{self.command} ended with status {self.process.returncode}"
-        # Not by connecting: servers complain of clients that leave at once.
+        # Do not connect for this, because servers log an error about clients that leave at once.
         sockets = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
         return any(fields[3] == ACCEPTS and fields[-1] == str(self.socket) for fields in sockets)
 
     def stop(self) -> None:
-        """End the process in order: it writes what it has to write."""
+        """End the process in order, so that it can write what it still has in memory."""
         eventually(self._ends, f"{self.command[0]} ends", timeout=30)
 
     def _ends(self) -> bool:
         assert self.process is not None
-        # Again and again: qemu-nbd loses those that come while it starts.
+        # Send it repeatedly, because qemu-nbd loses signals that come while it starts.
         self.process.terminate()
         return self.process.poll() is not None
 
@@ -72,8 +72,8 @@ class NbdServer:
 
 @contextlib.contextmanager
 def running(*command: str) -> Iterator[NbdServer]:
-    """Run a server; SOCKET in the command stands for its socket."""
-    # Not below pytest's directory: the path of a unix socket may have 107 bytes.
+    """Run a server. SOCKET in the command stands for its socket."""
+    # Not below pytest's directory, because the path of a unix socket may have only 107 bytes.
     with tempfile.TemporaryDirectory(prefix="nbd-") as directory:
         path = Path(directory) / "socket"
         server = NbdServer(path, [part.replace("SOCKET", str(path)) for part in command])
@@ -85,7 +85,7 @@ def running(*command: str) -> Iterator[NbdServer]:
 
 
 def qemu_nbd(image: Path, image_format: str, *options: str) -> contextlib.AbstractContextManager[NbdServer]:
-    """Serve an image by qemu-nbd, through its page cache: the images of tests are on any file system."""
+    """Serve an image by qemu-nbd, through the page cache, because images of tests may be on any file system."""
     return running(
         "qemu-nbd",
         "--persistent",
@@ -99,7 +99,7 @@ def qemu_nbd(image: Path, image_format: str, *options: str) -> contextlib.Abstra
 
 
 def nbdkit(*arguments: str) -> contextlib.AbstractContextManager[NbdServer]:
-    """Serve what the arguments say by nbdkit."""
+    """Run nbdkit with these arguments."""
     return running("nbdkit", "--foreground", "--unix=SOCKET", *arguments)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI documents of docs/openapi: answers are compared with them, and what was answered is noted.
+"""The OpenAPI documents of docs/openapi. Answers are compared with them, and the parts that they had are noted.
 
 A part of a document is named by its JSON pointer: a response, a header, a key of a JSON body, a value of an enum.
 """
@@ -93,7 +93,7 @@ class Document:
 
     def _response(self, method: str, target: str, status: int) -> str:
         path = _SCHEMES.sub("", target, count=1).partition("?")[0]
-        if "%2f" not in path.lower():  # an escaped slash is no slash; other characters are the same (RFC 3986 6.2.2.2)
+        if "%2f" not in path.lower():  # an escaped slash must stay escaped (RFC 3986 6.2.2.2)
             path = unquote(path)
         template = next((template for pattern, template in self._paths if pattern.fullmatch(path)), None)
         place = _RESPONSES
@@ -141,7 +141,7 @@ class Document:
             raise UndocumentedError(f"{error.json_path}: {error.message[:300]}")
 
     def _check_value(self, pointer: str, value: object) -> None:
-        """Note the parts of a schema that a valid value has. Unlike clients, refuse keys that are not named."""
+        """Note the parts of a schema that a valid value has. Unlike clients, refuse unknown keys."""
         pointer = self._resolved(pointer)
         schema = self._at(pointer)
         for number, choice in enumerate(schema.get("anyOf", ())):
@@ -181,13 +181,13 @@ class Document:
             self._name_parts(part, named)
 
     def _resolved(self, pointer: str) -> str:
-        """Return the pointer to what a pointer leads to by references."""
+        """Return the pointer to the part that a pointer leads to, following references."""
         while isinstance(found := self._at(pointer), dict) and "$ref" in found:
             pointer = found["$ref"].removeprefix("#")
         return pointer
 
     def _at(self, pointer: str) -> Any:
-        """Return what a pointer (RFC 6901) leads to. Raises KeyError."""
+        """Return the part that a pointer (RFC 6901) leads to. Raises KeyError."""
         found: Any = self.content
         for part in _parts(pointer):
             found = found[int(part)] if isinstance(found, list) else found[part]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images of tests are: the tests of the images API know nothing of it, and run with every kind of ticket.
+"""Places of images. Tests of the images API do not depend on the place, and run with every kind of ticket.
 
-Each kind of place is made of a raw file with the content. It tells what tickets have to say to lead there, and shows
-the content on a way that does not lead through the daemon under test. A test that wants what not every kind has says
-so: @needs(Trait.GROWS).
+Each kind of place is made of a raw file with the content. It has the fields of tickets for it, and returns the content
+without the daemon under test. A test that needs a trait that only some kinds have declares it, as in
+@needs(Trait.GROWS).
 """
 
 import os
@@ -24,14 +24,14 @@ from tests.support.processes import open_files
 
 SECTOR = 512
 
-#: Who opens images in the format qcow2: the option of the daemon, in all tests that have no other.
+#: The value of the option [backend_file] qcow2 in all tests that do not set it themselves.
 QCOW2 = os.environ.get("IMAGEIO_TEST_QCOW2", "native")
 
 needs = pytest.mark.needs
 
 
 class Trait(Enum):
-    """What not every kind of storage has."""
+    """A property that only some kinds of storage have."""
 
     EXACT = "its size is that of the content, not the next multiple of 512"
     GROWS = "a write past its end makes it larger"
@@ -50,7 +50,7 @@ class Trait(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is there when a place is made. `cleanup` ends after the ticket was removed."""
+    """The surroundings of a new place. `cleanup` ends after the ticket was removed."""
 
     daemon: Daemon
     other_daemon: Callable[[], Daemon]
@@ -58,7 +58,7 @@ class Setting:
 
 
 class Place:
-    """A file, or what else has a path. size: where the test sees the end of the content, if not where the file ends."""
+    """A file, or something else with a path. `size` is the size of the content, if it is not that of the file."""
 
     kind: ClassVar[str] = "file"
     traits: ClassVar[frozenset[Trait]] = frozenset(Trait)
@@ -69,33 +69,33 @@ class Place:
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
-        """Make a place of a raw file. fields: of its ticket."""
+        """Make a place of a raw file. `fields` are those of its ticket."""
         return cls(raw)
 
     @property
     def where(self) -> dict[str, str]:
-        """What tickets say of it."""
+        """The fields of tickets for this place."""
         return {"url": f"file://{self.path}"}
 
     def content(self) -> bytes:
-        """Return all of it."""
+        """Return the whole content."""
         content = self._look()
         assert not any(content[self._size :] if self._size is not None else b""), "written past the end"
         return content[: self._size]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return a part of it."""
+        """Return a part of the content."""
         return self.content()[offset : offset + length]
 
     def _look(self) -> bytes:
         return self.path.read_bytes()
 
     def is_open(self, daemon: Daemon) -> bool:
-        """Tell whether the daemon uses it."""
+        """Return whether the daemon has the image open."""
         return daemon.has_open(self.path)
 
     def check_closed(self, daemon: Daemon) -> None:
-        """Fail if the daemon uses it, or a server that is out of its reach does not notice the end soon."""
+        """Fail if the daemon has the image open, or if the image's server does not soon notice that it was closed."""
         assert not self.is_open(daemon)
 
 
@@ -107,7 +107,7 @@ class Device(Place):
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
-        # Not above: pytest loads it as a plugin first.
+        # Not at the top, because pytest has to load it as a plugin first.
         from tests.support.realstorage import loop_device, missing
 
         if reason := missing("ext4"):
@@ -117,7 +117,7 @@ class Device(Place):
 
 
 class Served(Place):
-    """What an NBD server has. nbdcopy looks at it."""
+    """An image of an NBD server. nbdcopy reads its content."""
 
     def __init__(self, path: Path, size: int, server: NbdServer) -> None:
         super().__init__(path, size)
@@ -138,7 +138,7 @@ class Served(Place):
 
 
 class RawServed(Served):
-    """A raw file that qemu-nbd has."""
+    """A raw file that qemu-nbd serves."""
 
     kind = "qemu-nbd-raw"
     traits = frozenset({Trait.ZEROS, Trait.HOLES, Trait.FINE_HOLES, Trait.HERE, Trait.PATH, Trait.QUICK_ZERO})
@@ -150,7 +150,7 @@ class RawServed(Served):
 
 
 class Qcow2Served(Served):
-    """A qcow2 image that qemu-nbd has."""
+    """A qcow2 image that qemu-nbd serves."""
 
     kind = "qemu-nbd-qcow2"
     traits = frozenset({Trait.ZEROS, Trait.HOLES, Trait.HERE})
@@ -165,7 +165,7 @@ class Qcow2Served(Served):
 
 
 class MemoryServed(Served):
-    """Memory of nbdkit."""
+    """Memory that nbdkit serves."""
 
     kind = "nbdkit-memory"
     traits = frozenset({Trait.EXACT, Trait.ZEROS, Trait.HOLES, Trait.HERE, Trait.QUICK_ZERO})
@@ -180,7 +180,7 @@ class MemoryServed(Served):
 
 
 class Managed(Place):
-    """A qcow2 image, which the daemon opens itself or starts a qemu-nbd for. qemu-img looks at it."""
+    """A qcow2 image, which the daemon opens itself or by a qemu-nbd. qemu-img reads its content."""
 
     kind = "managed-qcow2"
     traits = frozenset({Trait.ZEROS, Trait.HERE, Trait.NAMED})
@@ -207,7 +207,7 @@ class Managed(Place):
         return content
 
     def _flush(self) -> None:
-        """Have the server write metadata that it still holds."""
+        """Have the server write metadata that it has only in memory."""
         for status in self._daemon.control("GET", "/tickets/").json():
             if status["url"] == self.where["url"] and "write" in status["ops"]:
                 with self._daemon.connect("unix") as connection:
@@ -218,12 +218,12 @@ class Managed(Place):
         return _is_open(self.path)
 
 
-#: Keys of tickets that the ticket on the other daemon does not have from that on the one under test.
+#: Keys that are not copied from the ticket on the daemon under test to the ticket on the other daemon.
 NOT_BEHIND = ("uuid", "url", "size", "timeout", "rate")
 
 
 class Proxied(Place):
-    """A file that another daemon has."""
+    """A file that another daemon serves."""
 
     kind = "proxy"
     traits = frozenset(Trait) - {Trait.OWN, Trait.HERE}
@@ -253,12 +253,12 @@ class Proxied(Place):
         eventually(lambda: not self.is_open(daemon), "the connections to the other daemon are closed")
 
 
-#: All of them, the simplest first.
+#: All kinds of places, the simplest first.
 KINDS: tuple[type[Place], ...] = (Place, Device, RawServed, Qcow2Served, MemoryServed, Managed, Proxied)
 
 
 def _pad(raw: Path) -> int:
-    """Make a file as long as whole sectors are; return what it was."""
+    """Extend a file to whole sectors. Return its earlier size."""
     if not raw.is_file():
         with raw.open("rb") as device:
             return device.seek(0, os.SEEK_END)
@@ -268,7 +268,7 @@ def _pad(raw: Path) -> int:
 
 
 def _to_qcow2(raw: Path, cleanup: ExitStack) -> Path:
-    """Return a qcow2 image of a raw one; at the end, nothing must be wrong with it."""
+    """Return a qcow2 image of a raw one. At the end of the test, qemu-img must find no error in it."""
     image = raw.with_suffix(".qcow2")
     if raw.stat().st_blocks:
         _output_of("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, image)
@@ -280,14 +280,14 @@ def _to_qcow2(raw: Path, cleanup: ExitStack) -> Path:
 
 
 def _check_qcow2(image: Path) -> None:
-    if image.exists():  # a test may have taken it away
+    if image.exists():  # a test may have removed it
         _output_of("qemu-img", "check", "-q", "-f", "qcow2", image)
 
 
 def _is_open(path: Path) -> bool:
-    """Tell whether any process has a file open."""
+    """Return whether any process has a file open."""
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is not ours to look at
+        with suppress(OSError):  # the process has ended, or may not be inspected
             if str(path) in open_files(int(entry.name)).values():
                 return True
     return False

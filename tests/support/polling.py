@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait for something to become true, with a deadline: the only place in the tests where time passes on purpose."""
+"""Wait for a condition, with a deadline. Only this module of the tests sleeps."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-#: Longest wait for something that should happen at once, in seconds. Generous: machines that run tests are busy.
+#: Longest wait for something that should happen at once, in seconds. It is long because test machines are busy.
 SOON = 30.0
-#: Between two looks, in seconds: short at first, because most waits are for what is about to happen, and then twice as
-#: long each time, so that those who wait do not keep the processor from what they wait for.
+#: Seconds between two checks. The first interval is short, because most conditions become true soon. Each further one
+#: is twice as long, so that the checks leave the processor to other processes.
 FIRST_INTERVAL = 0.001
 LONGEST_INTERVAL = 0.01
 

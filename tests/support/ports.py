@@ -7,9 +7,9 @@ import socket
 
 
 def unused_port() -> int:
-    """Return a port that no daemon has, and below those that connections get: a daemon can have it twice.
+    """Return an unused port below those that connections get, so that a daemon can have it again after a restart.
 
-    A port of those that the kernel gives may become that of a connection of another test while the daemon restarts.
+    While the daemon restarts, a connection of another test could get a port that the kernel chooses.
     """
     while True:
         port = random.randrange(20000, 32000)

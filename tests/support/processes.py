@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells of other processes, which go on meanwhile."""
+"""Information from /proc about other processes, which may change while it is read."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def open_files(pid: int) -> dict[int, str]:
-    """Return what a process has open, by descriptor. What it closes meanwhile is left out."""
+    """Return the targets of a process's descriptors. Descriptors that it closes during this are left out."""
     found = {}
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -16,7 +16,7 @@ def open_files(pid: int) -> dict[int, str]:
 
 
 def thread_names(pid: int) -> list[str]:
-    """Return the names of the threads of a process, without those that end meanwhile."""
+    """Return the names of the threads of a process. Threads that end during this are left out."""
     found = []
     for name in Path(f"/proc/{pid}/task").glob("*/comm"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon that looks at itself and its host often: what takes it up to ten seconds is done at once."""
+"""A daemon whose periodic checks, usually every two to ten seconds, run almost at once."""
 
 import sys
 
@@ -7,7 +7,7 @@ from imageio_daemon import cli
 from imageio_daemon.lifecycle import supervision, watching
 from imageio_daemon.runtime import state
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 INTERVAL = 0.1
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that move bytes as fast as they may, and how fast that was."""
+"""Clients that move bytes as fast as they may, and their rates."""
 
 import bisect
 import ssl
@@ -17,9 +17,9 @@ PIECE = 256 * KiB
 
 
 class Pump:
-    """Upload an image, or download it, again and again on one connection, in the block.
+    """During the block, upload or download an image again and again on one connection.
 
-    size: bytes of the image. service: tls or unix.
+    The image has `size` bytes. `service` is tls or unix.
     """
 
     def __init__(self, daemon: Daemon, image: Image, size: int, *, uploads: bool, service: str = "unix") -> None:
@@ -30,7 +30,7 @@ class Pump:
         self._began = time.monotonic()
         self._times, self._totals = [self._began], [0]
         self._stopped = False
-        #: The status of the last answer; None: the connection ended without one.
+        #: The status of the last answer, or None if the connection ended without one.
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run, args=(self._upload if uploads else self._download,))
 
@@ -47,15 +47,15 @@ class Pump:
 
     @property
     def total(self) -> int:
-        """Bytes that were moved so far."""
+        """The bytes that were moved so far."""
         return self._moved
 
     def until(self, seconds: float) -> None:
-        """Sleep until so many seconds after the start."""
+        """Sleep until this number of seconds after the start."""
         time.sleep(max(0, self._began + seconds - time.monotonic()))
 
     def rate(self, start: float, end: float) -> float:
-        """Return the bytes per second between two times, in seconds after the start, when they have passed."""
+        """Wait until `end`, and return the bytes per second since `start`. Both are seconds since the pump began."""
         return (self._at(self._began + end) - self._at(self._began + start)) / (end - start)
 
     def _at(self, when: float) -> int:

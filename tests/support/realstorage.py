@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real storage of every type, made for a test and removed after it: file systems, block devices, broken ones.
+"""Real storage of every type, made for a test and removed after it: file systems, block devices, broken devices.
 
 The context managers are for programs (benchmarks), the fixtures for tests: tests/conftest.py loads them as a plugin.
 """
@@ -24,17 +24,17 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
-#: Sparse, so that only what is used takes space. mkfs.xfs wants at least 300 MiB, mkfs.btrfs 109.
+#: The size of a sparse file for a file system. mkfs.xfs wants at least 300 MiB, mkfs.btrfs 109.
 FILESYSTEM_SIZE = 400 * MiB
 
 
 @dataclass(frozen=True)
 class StorageType:
-    """What a test may know of a type of storage before it has opened anything."""
+    """The properties of a type of storage that a test may know before it has opened anything."""
 
     name: str
     filesystem: str
-    sector_size: int = 0  # of the loop device; 0: a regular file
+    sector_size: int = 0  # of the loop device, or 0 for a regular file
     offload: bool = True  # zeroes without writing data
     allocates: bool = True  # can provision a range without writing data
 
@@ -74,11 +74,11 @@ class Storage:
 
     @property
     def offload(self) -> bool:
-        """Whether ranges are zeroed without writing data."""
+        """Return whether ranges are zeroed without writing data."""
         return self.type.offload
 
     def make(self, size: int) -> Path:
-        """Make an empty image of size bytes, a multiple of the sector size on a device; removed after the test."""
+        """Make an empty image of `size` bytes, on a device whole sectors. It is removed after the test."""
         path = self.directory / f"image-{uuid.uuid4().hex[:8]}"
         _make_sparse(path, size)
         self._cleanup.callback(path.unlink, missing_ok=True)
@@ -108,7 +108,7 @@ def shared_memory(beside: Path) -> Path:
 
 
 def allocated(path: Path) -> int:
-    """Return the bytes allocated to a file; flushes it first, some file systems allocate at writeback."""
+    """Return the bytes allocated to a file. Flushes it first, because some file systems allocate at writeback."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -179,7 +179,7 @@ def filled(directory: Path) -> Iterator[None]:
     filler = directory / "filler"
     try:
         with filler.open("wb", buffering=0) as file:
-            # Down to single blocks: the last large write fails although there is space left.
+            # Write down to single blocks, because a large write fails while there is still space for small ones.
             for piece in (MiB, 64 * KiB, 4 * KiB, KiB):
                 _write_until_full(file.fileno(), bytes(piece))
             with suppress(OSError):
@@ -211,14 +211,14 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 @dataclass
 class Mounts:
-    """The file systems of a test session, each made when first asked for."""
+    """The file systems of a test session. Each is made at its first use."""
 
     directory: Path
     _cleanup: ExitStack
     _made: dict[str, Path] = field(default_factory=dict)
 
     def get(self, filesystem: str) -> Path:
-        """Return the mount point; skips the test with the reason where there can be none."""
+        """Return the mount point. Skips the test, with the reason, if the file system cannot be mounted here."""
         if reason := missing(filesystem):
             pytest.skip(reason)
         if filesystem not in self._made:
@@ -226,7 +226,7 @@ class Mounts:
         return self._made[filesystem]
 
     def storage(self, storage_type: StorageType, cleanup: ExitStack) -> Storage:
-        """Return storage of a type; what is made on it goes with cleanup."""
+        """Return storage of a type. `cleanup` removes the images on it."""
         return Storage(storage_type, self.get(storage_type.filesystem), cleanup)
 
 
@@ -333,13 +333,13 @@ def _unmount(target: Path) -> None:
     try:
         _run("umount", target)
     except RuntimeError:
-        # Something still has a file open, after a failed test: out of the way now, gone with the last close.
+        # After a failed test something may still have a file open. The file system goes when that is closed.
         _run("umount", "--lazy", target)
 
 
 @functools.cache
 def _can_mount() -> bool:
-    # Root in a container without CAP_SYS_ADMIN can't; the effective set is the only honest answer.
+    # Root in a container without CAP_SYS_ADMIN cannot mount. Only the effective set shows this.
     cap_sys_admin = 1 << 21
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):

@@ -3,7 +3,7 @@
 
     python -m tests.support.refusing CALL:ERROR[,CALL:ERROR...] COMMAND...
 
-It is a filter as services (SystemCallFilter=) and containers have, and is inherited by all that the command starts.
+The filter is like those of services (SystemCallFilter=) and containers. All processes of the command inherit it.
 Asynchronous I/O is io_setup: EAGAIN is the answer of a host whose fs.aio-max-nr is used up, or 0; EPERM and ENOSYS are
 those of filters. io_uring is io_uring_setup: EPERM is the answer if it is switched off (kernel.io_uring_disabled).
 """
@@ -20,12 +20,12 @@ MACHINES = {
     "x86_64": (0xC000003E, {"io_setup": 206, "io_uring_setup": 425}),
     "aarch64": (0xC00000B7, {"io_setup": 0, "io_uring_setup": 425}),
 }
-ARCHITECTURE, NUMBERS = MACHINES.get(platform.machine(), (0, {}))  # on others, no call can be refused
+ARCHITECTURE, NUMBERS = MACHINES.get(platform.machine(), (0, {}))  # on other machines, no call can be refused
 
 # linux/prctl.h
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
-# linux/seccomp.h: the mode, where a filter finds what of a call, and what it returns
+# linux/seccomp.h: the mode, the places of a call's data for a filter, and the results of a filter
 SECCOMP_MODE_FILTER = 2
 DATA_NUMBER, DATA_ARCHITECTURE = 0, 4
 FAIL_WITH = 0x00050000
@@ -37,7 +37,7 @@ RETURN = 0x06
 
 
 class Instruction(ctypes.Structure):
-    """code, how many instructions are left out if it holds, and if it does not, and a value."""
+    """A code, how many instructions to skip if it is true and if it is false, and a value."""
 
     _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("value", ctypes.c_uint32))
 
@@ -47,12 +47,12 @@ class Program(ctypes.Structure):
 
 
 def wrapper(refused: str) -> list[str]:
-    """Return what stands before a command that is run in this project's directory."""
+    """Return the beginning of a command line that runs a command with the filter in this project's directory."""
     return [sys.executable, "-m", __name__, refused]
 
 
 def parse(refused: str) -> dict[int, int]:
-    """Return the numbers of errors by those of calls."""
+    """Return the numbers of errors by the numbers of calls."""
     pairs = (each.split(":") for each in refused.split(","))
     return {NUMBERS[call]: getattr(errno, error) for call, error in pairs}
 
@@ -64,7 +64,7 @@ def refuse(errors: Mapping[int, int]) -> None:
     for call, error in errors.items():
         code += [(JUMP_IF_EQUAL, 0, 1, call), (RETURN, 0, 0, FAIL_WITH | error)]
     code.append((RETURN, 0, 0, ALLOW))
-    _prctl(PR_SET_NO_NEW_PRIVS, 1, 0)  # others than root may set no filter without it
+    _prctl(PR_SET_NO_NEW_PRIVS, 1, 0)  # only root may set a filter without it
     program = Program(len(code), (Instruction * len(code))(*(Instruction(*each) for each in code)))
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of the images API, on a real socket with TLS, that answers what a test says."""
+"""A server of the images API, on a real socket with TLS, with answers that a test makes."""
 
 import contextlib
 import json
@@ -14,13 +14,13 @@ from typing import Self
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
-#: Bytes, or what is done with the connection after the head; it reads the body itself.
+#: The bytes of an answer, or a function that serves the connection after the head, and reads the body itself.
 Script = bytes | Callable[["Peer", "Asked"], object]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came. body: without its framing."""
+    """A request. Its body is without framing."""
 
     line: str
     fields: list[tuple[str, str]]
@@ -36,14 +36,14 @@ class Asked:
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
-    """Return an answer; names of fields have underscores for dashes, and an empty value removes one."""
+    """Return an answer. Names of fields have underscores in the place of dashes. An empty value removes a field."""
     fields = {"Content-Length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
     lines = [f"HTTP/1.1 {status} Reason", *(f"{name}: {value}" for name, value in fields.items() if value), "", ""]
     return "\r\n".join(lines).encode() + body
 
 
 def first_byte(size: int) -> bytes:
-    """Return the answer to the question for the size."""
+    """Return the answer to a request for the first byte, which has the size of the image."""
     return answer(206, b"\0", Content_Range=f"bytes 0-0/{size}")
 
 
@@ -66,7 +66,7 @@ class Peer:
         return Asked(lines[0], fields, b"")
 
     def body(self, asked: Asked) -> bytes:
-        """Return the body of a request. Raises EOFError: it is cut."""
+        """Return the body of a request. Raises EOFError if it is cut."""
         if "transfer-encoding" not in asked.names:
             return self._exactly(int(asked["Content-Length"]) if "content-length" in asked.names else 0)
         found = b""
@@ -95,7 +95,7 @@ class Peer:
 
 
 class ScriptedServer:
-    """Answer requests, on any connection, by a list of scripts, in turn, and keep what was asked."""
+    """Answer the requests of all connections by a list of scripts, one after the other, and keep the requests."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.scripts: list[Script] = []

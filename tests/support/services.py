@@ -18,7 +18,7 @@ Connect = Callable[[], Connection]
 
 @dataclass(frozen=True)
 class Service:
-    """A way to the images of a daemon: `tls` or `unix`."""
+    """A service for the images of a daemon: `tls` or `unix`."""
 
     daemon: Daemon
     name: str

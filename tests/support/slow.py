@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon on storage that is slow now and then, and that tells which calls it gets.
+"""A daemon on storage that is sometimes slow, and that records the calls.
 
-Its environment tells how: IMAGEIO_TEST_SLOW is JSON with `seed`, `calls` (the file that is appended to), and
+The environment variable IMAGEIO_TEST_SLOW is JSON with `seed`, `calls` (the file to which the calls are appended), and
 `writes_zeros` (whether the storage cannot zero, so that zeros are written). Each call has a line when it begins and one
-when it ends: `+` or `-`, the time of the monotonic clock, inode, offset, length, and who wrote the units at its ends.
+when it ends: `+` or `-`, the time of the monotonic clock, inode, offset, length, and the operations that wrote the
+units at its ends.
 """
 
 import errno
@@ -21,9 +22,9 @@ from tests.ioutil.syscall_table import real_fallocate, real_fdatasync, real_pwri
 from tests.support.eager import tell
 from tests.support.stamps import UNIT, writers
 
-#: Units at each end of a write that are looked at: all of the block that is written for an edge.
+#: How many units at each end of a write are recorded: the whole block that is written for an edge.
 EDGE = 4096 // UNIT
-#: How often a call is delayed, and for how many seconds at most, the likeliest last.
+#: The probabilities of delays, and the most seconds of each, the likeliest last.
 DELAYS = ((0.05, 0.4), (0.2, 0.02))
 
 
@@ -47,7 +48,7 @@ class Slow:
             return real_pwrite(fd, buffer, offset)
 
     def fallocate(self, fd: int, mode: int, offset: int, length: int) -> None:
-        """Zero, later, or refuse to."""
+        """Zero, later, or refuse."""
         if self._writes_zeros:
             raise OSError(errno.EOPNOTSUPP, "no fallocate")
         call = f"{os.fstat(fd).st_ino} {offset} {length} 0"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, which answers a finalize before its result.
+"""A daemon that answers a finalize before its result.
 
-While there is a file `held` beside it, it reads no image, and while there is `unkept`, it keeps no ticket. While
-there is `broken`, it cannot read what it has to compare. With `late`, no result comes with the answer.
+While its directory has a file `held`, it reads no image, and while it has `unkept`, it keeps no ticket. While
+it has `broken`, reading the image fails. With `late`, no answer has the result.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, for which a request is slow after a short time."""
+"""A daemon for which a request is slow after a short time."""
 
 import sys
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that tell who wrote them, and where."""
+"""Bytes that show which operation wrote them, and where."""
 
 from struct import Struct
 
-#: Bytes that are looked at as one: the smallest sector.
+#: Bytes of a unit: the smallest sector.
 UNIT = 512
 ZERO = 0
-#: What stands in a unit that no operation has written as it is: bytes of another place, or no stamp at all.
+#: The number for a unit without a valid stamp: no operation has written these bytes at this place.
 FOREIGN = -1
 
 _STAMP = Struct(">QQ")
@@ -14,14 +14,14 @@ _STAMPS = UNIT // _STAMP.size
 
 
 def stamped(number: int, start: int, end: int) -> bytes:
-    """Return what operation `number` writes to the units from start to end."""
+    """Return the bytes that operation `number` writes to the units from start to end."""
     return b"".join(_STAMP.pack(number, unit) * _STAMPS for unit in range(start, end))
 
 
 def writers(data: bytes, start: int) -> list[frozenset[int]]:
-    """Return for each unit of data, of which the first is unit `start`, the numbers of those who wrote it.
+    """Return for each unit of the data the numbers of the operations that wrote it. The first unit is `start`.
 
-    They are several when it was read while one wrote it.
+    There are several if the unit was read while it was written.
     """
     return [_writers_of(data[at : at + UNIT], start + at // UNIT) for at in range(0, len(data), UNIT)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, whose services do not finish at the end, and which checks tickets at the end only."""
+"""A daemon whose services do not finish at the end, and which checks tickets only at the end."""
 
 import asyncio
 import sys

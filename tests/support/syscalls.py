@@ -13,7 +13,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """Call fallocate(2) with a mode, which os.posix_fallocate() has not."""
+    """Call fallocate(2) with a mode. os.posix_fallocate() has no mode."""
     if _libc.fallocate(fd, mode, offset, length) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

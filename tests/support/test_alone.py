@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run at the same time."""
+"""Tests of alone.py: which tests run at the same time."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.support import alone
 from tests.support.polling import eventually
 
 PROJECT = Path(__file__).resolve().parents[2]
-#: Says when it runs, and goes on until its input ends.
+#: A program that prints when its test runs, and goes on until its input ends.
 OTHER = """
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ class Other:
 
     @property
     def waits(self) -> bool:
-        """It waits for a lock. Those that wait have an arrow; proc_locks(5)."""
+        """Return whether it waits for a lock. Waiting processes have an arrow (proc_locks(5))."""
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         return any(words[1] == "->" and str(self._process.pid) == words[5] for words in lines)
 

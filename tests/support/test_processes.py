@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests see of processes."""
+"""Tests of processes.py."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,6 @@ def test_what_is_open_is_told_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_that_is_closed_meanwhile_is_left_out() -> None:
-    # Our own list names the descriptor that it is read from, which is closed at its end.
+    # The list of our own process has the descriptor from which it is read, which is closed afterwards.
     listed = os.listdir(f"/proc/{os.getpid()}/fd")
     assert len(open_files(os.getpid())) == len(listed) - 1

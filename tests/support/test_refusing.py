@@ -11,7 +11,7 @@ from tests.support import refusing
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-#: Prints the error of io_uring_setup(2), which is EFAULT or EINVAL where it is not refused.
+#: A program that prints the error of io_uring_setup(2), which is EFAULT or EINVAL if it is not refused.
 CALL = """
 import ctypes, errno
 from tests.support.refusing import NUMBERS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of ours: contexts and connections."""
+"""Contexts and connections of TLS for tests."""
 
 import base64
 import datetime
@@ -20,19 +20,19 @@ from .polling import SOON
 
 
 def server_context(certificates: Certificates, rules: ssl.SSLContext | None = None) -> TlsContext:
-    """Return a server's context, by other rules than the usual ones."""
+    """Return a server's context with other rules than the usual ones."""
     rules = rules or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     return TlsContext(rules, cert_file=str(certificates.certfile), key_file=str(certificates.keyfile))
 
 
 def secured(sock: socket.socket, context: TlsContext, host: str | None = None) -> SecureSocket:
-    """Return TLS upon a socket, to be used as one that waits."""
+    """Return a blocking socket with TLS on a socket."""
     sock.settimeout(SOON)
     return SecureSocket(sock, context, host)
 
 
 def issue_to_itself(directory: Path, name: str) -> tuple[Path, Path]:
-    """Write a certificate that vouches for itself, of any name whatever, and its key; return their files."""
+    """Write a self-signed certificate for any name, and its key. Return their files."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([])
     now = datetime.datetime.now(datetime.UTC)

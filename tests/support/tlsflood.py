@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that speaks TLS and then sends records that bring no data, as fast as a socket takes them.
+"""A client of TLS that sends records without data, as fast as the socket takes them.
 
-Python's ssl cannot send them: they are made of the connection's keys (RFC 8446 5.2, 7.3; RFC 5246 6.3, RFC 5288 3).
+Python's ssl cannot send such records. They are made with the connection's keys (RFC 8446 5.2, 7.3; RFC 5246 6.3;
+RFC 5288 3).
 """
 
 import hmac
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 PROJECT = Path(__file__).resolve().parents[2]
 
 _HANDSHAKE, _DATA = 22, 23
-#: A request for a new handshake, whose contents nobody reads; and a change of keys that asks for none.
+#: A request for a new handshake, whose content is ignored, and a change of keys that needs no answer.
 _CLIENT_HELLO = b"\1\0\0\0"
 _KEY_UPDATE = b"\x18\0\0\1\0"
 
@@ -37,7 +38,7 @@ class Keys13:
         self._take(secret)
 
     def key_update(self) -> bytes:
-        """Return a record that changes keys; what follows has the new ones."""
+        """Return a record that changes the keys. Later records have the new keys."""
         record = self.record(_HANDSHAKE, _KEY_UPDATE)
         self._take(_expand_label(self._secret, b"traffic upd", 48))
         return record
@@ -73,7 +74,7 @@ class Keys12:
 
 
 class FloodingClient:
-    """A connection whose handshake is done."""
+    """A connection after its handshake."""
 
     def __init__(self, sock: socket.socket, version: ssl.TLSVersion) -> None:
         self.sock = sock
@@ -98,7 +99,7 @@ class FloodingClient:
         return cls(socket.create_connection(address, timeout=20), version)
 
     def idle_records(self, count: int) -> bytes:
-        """Return records that bring no data: changes of keys, or, in TLS 1.2, requests for a new handshake."""
+        """Return records without data: changes of keys, or in TLS 1.2 requests for a new handshake."""
         if self._new:
             return b"".join(self._keys13.key_update() for _ in range(count))
         return b"".join(self._keys12.record(_HANDSHAKE, _CLIENT_HELLO) for _ in range(count))
@@ -115,7 +116,7 @@ class FloodingClient:
             return
 
     def is_cut(self) -> bool:
-        """Tell, reading what comes, whether the server closes the connection."""
+        """Return whether the server closes the connection. Reads all bytes before that."""
         try:
             while self.sock.recv(65536):
                 pass
@@ -129,7 +130,7 @@ class FloodingClient:
         self.sock.close()
 
     def _shake_hands(self, context: ssl.SSLContext) -> bytes:
-        """Return what the server said first."""
+        """Do the handshake, and return the server's first bytes."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing)
         received = b""
@@ -164,7 +165,7 @@ def _prf(secret: bytes, seed: bytes, length: int) -> bytes:
 
 @contextmanager
 def flooding(port: int, connections: int) -> Iterator[None]:
-    """Flood from another process, by so many connections at a time: one that is cut is made again."""
+    """Flood from another process, with this number of connections at a time. A connection that is cut is made again."""
     command = [sys.executable, "-m", __name__, str(port), str(connections)]
     with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

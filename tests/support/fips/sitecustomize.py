@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make this Python one of a host in FIPS mode: its hashlib refuses algorithms, whatever they are used for.
+"""Make this Python refuse hash algorithms as on a host in FIPS mode, whatever they are used for.
 
-Python imports this module at its start where its directory is in PYTHONPATH.
+Python imports this module at its start if the directory is in PYTHONPATH.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _new: Callable[..., Any] = hashlib.new
 
 
 def _refuse(*_: object, **__: object) -> Any:
-    # What OpenSSL 3 says; hashlib raises a subclass of ValueError.
+    # This is the message of OpenSSL 3. hashlib raises a subclass of ValueError.
     raise ValueError("[digital envelope routines] unsupported")
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NBD's transmission phase in Python, for comparison with what C does: simple, slow, and written by itself."""
+"""NBD's transmission phase in Python, for comparison with C: simple, slow and independent of it."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C knows of the transmission phase: limits, and texts of errors."""
+"""Limits and texts of errors of the transmission phase, from C."""
 
 from imageio_daemon.units import KiB
 from ioutil_ext import ffi, lib
 
-#: A longer payload is not read only to be refused: the connection ends.
+#: A refused payload that is longer is not read. The connection ends instead.
 MAX_DRAINED_PAYLOAD: int = lib.MAX_DRAINED
-#: In one reply.
+#: Most extents in one reply.
 MAX_EXTENTS: int = lib.MAX_STATUS_EXTENTS
-#: What the 32-bit length of a compact extent can say, in whole blocks of any size.
+#: The largest 32-bit length of a compact extent that is a multiple of every block size.
 MAX_COMPACT_EXTENT = 2**32 - 64 * KiB
 
 

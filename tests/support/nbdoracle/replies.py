@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How requests are answered, in each of the three forms that can be negotiated.
+"""Replies to requests, in each of the three forms that can be negotiated.
 
-A reply is one or more chunks. Those that carry data are only begun here: the data follows, from where it is.
+A reply is one or more chunks. For chunks with data, only the header is made here. The caller sends the data.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ class Replies(Protocol):
     chunks: bool
 
     def success(self, request: Request) -> bytes:
-        """Return the whole reply to a request that has nothing to tell."""
+        """Return the whole reply to a request without data or extents."""
         ...
 
     def failure(self, request: Request, error: ErrorNumber, text: str) -> bytes:
-        """Return the whole reply, or the end of one, that says why."""
+        """Return the whole reply, or the last chunk of one, with the error and its text."""
         ...
 
     def data(self, request: Request, offset: int, length: int, *, done: bool) -> bytes:
-        """Return what comes before length bytes of data. done: it is the last chunk."""
+        """Return the header for `length` bytes of data. Pass `done` for the last chunk."""
         ...
 
     def hole(self, request: Request, offset: int, length: int, *, done: bool) -> bytes:
-        """Return a chunk that stands for zeros."""
+        """Return a chunk for a range of zeros."""
         ...
 
     def status(self, request: Request, context_id: int, lengths: Sequence[int], statuses: Sequence[int]) -> bytes:
@@ -49,7 +49,7 @@ class Replies(Protocol):
 
 
 class SimpleReplies:
-    """What clients get that asked for nothing better: no chunks, no texts."""
+    """Simple replies, without chunks and texts, for clients that have negotiated nothing else."""
 
     chunks = False
 
@@ -75,7 +75,7 @@ class SimpleReplies:
 
 
 class StructuredReplies:
-    """Chunks with 32-bit lengths. Success without data stays a simple reply: it is the shortest."""
+    """Chunks with 32-bit lengths. Success without data is a simple reply, because that is the shortest."""
 
     chunks = True
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request asks, and whether it may.
+"""Requests, and whether they are allowed.
 
-The header is parsed here; its payload is received by the caller, into memory of its own.
+This parses the header. The caller receives the payload.
 """
 
 from imageio_daemon.nbdproto.agreement import Transmission
@@ -19,7 +19,7 @@ from tests.support.nbdoracle.limits import MAX_DRAINED_PAYLOAD
 _READ, _WRITE, _DISC, _FLUSH = int(Command.READ), int(Command.WRITE), int(Command.DISC), int(Command.FLUSH)
 _PAYLOAD_LEN = CommandFlag.PAYLOAD_LEN
 
-#: The flags that each command takes, besides FUA, which all take where it is offered.
+#: The flags that each command accepts, besides FUA, which all accept if it is offered.
 _FLAGS = {
     Command.READ: CommandFlag.DF,
     Command.WRITE: CommandFlag.PAYLOAD_LEN,
@@ -34,7 +34,7 @@ _WRITING = frozenset((Command.WRITE, Command.TRIM, Command.WRITE_ZEROES))
 
 
 class Request:
-    """One request. `payload`: bytes that follow the header. `error`: why it is refused, 0 when it is not."""
+    """One request. `payload` bytes follow the header. `error` is why it is refused, or 0."""
 
     __slots__ = ("command", "cookie", "error", "flags", "length", "offset", "payload", "text")
 
@@ -53,17 +53,17 @@ class Request:
 
     @property
     def is_read(self) -> bool:
-        """Tell whether it is a READ."""
+        """Return whether it is a READ."""
         return self.command == _READ
 
     @property
     def fua(self) -> bool:
-        """Tell whether what it does must be on stable storage at the end."""
+        """Return whether the change must be on stable storage before the reply."""
         return bool(self.flags & CommandFlag.FUA)
 
     @property
     def must_end(self) -> bool:
-        """Tell whether its payload is more than we read only to refuse it: answer, and close."""
+        """Return whether its payload is too long to be read and dropped. Then answer, and close."""
         return self.payload > MAX_DRAINED_PAYLOAD
 
     def refuse(self, error: ErrorNumber, text: str) -> None:
@@ -97,7 +97,7 @@ class Requests:
             raise BadMagic(f"request magic {magic:#x}")
         request = Request(command, flags, cookie, offset, length)
         if command == _READ:
-            # Nearly all requests of a busy connection are these two: the common answer comes first.
+            # Nearly all requests of a busy connection are these two, so they come first.
             if not flags & ~self._read_flags and offset + length <= self._size and length <= MAX_PAYLOAD:
                 return request
         elif command == _WRITE:
