@@ -29,6 +29,9 @@ from ..storage.threads import tell_lack
 from .records import WAITS, Reports
 from .shared import Lanes
 
+#: What a start fails with for lack of a thread, memory or descriptors. The storage has no part in it.
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
 
 def bits(flags: Mapping[int, bool]) -> int:
     """Return the sum of the flags whose value is true."""
@@ -69,9 +72,6 @@ class Terms:
     def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
         """Start a lane of C, with `common` options, and put it into `result`. Return 0 or a negative errno."""
         raise NotImplementedError
-
-#: What a start fails with for lack of a thread, memory or descriptors. The storage has no part in it.
-_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Lane:

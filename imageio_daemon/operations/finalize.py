@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..errors import DENIED, Canceled, Error, InUse
 from ..image.blockhash import Total
 from ..storage.buffers import BufferPool
-from ..storage.running import Kind
+from ..storage.operation import Kind
 from ..transfers.store import TransferStore
 from ..transfers.transfer import FINALIZED, Transfer
 from . import operations
