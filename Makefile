@@ -7,8 +7,8 @@ C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare debian13 newer_peers systemd packages rpm container schemathesis ansible operator ceph ceph_service krbd proxies hostile clients backup))
 
 # What `make check` runs: requests, files below them, and what needs no daemon.
-CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
-	storage transfers urls) \
+CHECKED = $(addprefix tests/,test_cli.py checks client/local config conformance docs frontends/http image lanes lifecycle nbdproto net operations \
+	runtime storage transfers urls) \
 	$(addprefix tests/functional/test_,who_serves.py get.py put.py patch.py extents.py ticket_life.py) \
 	$(addprefix tests/frontends/nbd/test_,begin.py requests.py tls.py) \
 	$(addprefix tests/ioutil/test_,engine.py policy.py tables.py transfers.py)

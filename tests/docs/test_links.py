@@ -2,6 +2,7 @@
 """Links and paths in the documents of this repository lead somewhere."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,3 +53,11 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_sources_that_are_named_exist(page: Path) -> None:
     roots = (page.parent, *ROOTS)
     assert [name for name in NAMED.findall(prose(page)) if not any((root / name).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize("target", ["check", "soak", "soak-qcow2", "campaign-client", "differential", "test-links"])
+def test_tests_that_a_target_runs_exist(target: str) -> None:
+    shown = subprocess.check_output(["make", "--dry-run", target], cwd=PROJECT, text=True)
+    named = re.findall(r"(?<= )tests/[\w./-]+", shown)
+    assert named
+    assert [name for name in named if not (PROJECT / name).exists()] == []
