@@ -31,11 +31,11 @@ from .operations.hashing import Hashing, default_threads
 from .operations.opener import Opener
 from .runtime import descriptors, logs
 from .runtime.audit_log import AuditLog
+from .runtime.background import tell_failure
 from .runtime.degraded import Degraded, Feature
 from .runtime.logs import LogLevel
 from .runtime.state import StateWatch
 from .runtime.sums import Served
-from .runtime.unawaited import tell_failure
 from .storage.buffers import BufferPool
 from .storage.engine import Engine, async_io_error
 from .storage.nbd import leftovers

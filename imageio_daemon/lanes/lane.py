@@ -18,6 +18,7 @@ from ioutil_ext import ffi, lib
 
 from ..errors import StorageError, Unavailable
 from ..net.tls_socket import TlsSocket
+from ..runtime.background import tell_lack
 from ..runtime.request_activity import Doing
 from ..runtime.sums import By, Count
 from ..storage.backend import Backend
@@ -25,7 +26,6 @@ from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
 from ..storage.lease import Lease
 from ..storage.operation import Operation, Totals, WaitingOperation, ZeroMethod
-from ..storage.threads import tell_lack
 from .records import WAITS, Reports
 from .shared import Lanes
 

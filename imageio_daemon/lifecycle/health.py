@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from ..net.serving import Acceptor
+from ..runtime.background import start_thread
 from ..runtime.degraded import Degraded
-from ..storage.threads import start_thread
 from ..transfers.store import TransferStore
 
 log = logging.getLogger(__name__)

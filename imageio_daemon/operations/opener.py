@@ -9,6 +9,7 @@ from ..errors import Error, Unusable
 from ..image import chain
 from ..image.chain import QemuImage
 from ..net import tls_contexts
+from ..runtime.background import in_thread
 from ..storage.backend import Backend
 from ..storage.engine import Engine
 from ..storage.file import FileBackend
@@ -18,7 +19,6 @@ from ..storage.nbd.process import QemuServer
 from ..storage.nbd.qemu_backend import ManagedBackend
 from ..storage.nbd.rbd import RbdBackend, RbdImage
 from ..storage.qcow2 import NotNative, Qcow2Backend
-from ..storage.threads import in_thread
 from ..transfers.ticket import Access, Ticket
 
 

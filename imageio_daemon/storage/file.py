@@ -10,10 +10,10 @@ from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, Error
 from ..image import lasting
+from ..runtime.background import in_thread
 from .backend import Backend, BackendInfo
 from .engine import Engine
 from .operation import Operation
-from .threads import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from ..errors import StorageError
 from ..image import journal
 from ..image.blake2 import short_hash
 from ..runtime import logs
+from ..runtime.background import in_thread, start_thread, surely_in_thread
 from ..runtime.state import UNFINISHED, StateDirectory, read_file, remove_file
 from ..storage.backend import Backend, BackendInfo
 from ..storage.durable import NO_RECORD, DurableRecord
-from ..storage.threads import in_thread, start_thread, surely_in_thread
 from .ticket import Access, Ticket
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..errors import InUse, TooManyTickets
 from ..runtime import logs
-from ..runtime.unawaited import tell_failure
+from ..runtime.background import tell_failure
 from .permission import Permission
 from .ticket import Ticket
 from .traffic import Traffic

@@ -15,9 +15,9 @@ import pytest
 
 from imageio_daemon.errors import ImageInUse, StorageError, Unusable
 from imageio_daemon.image import chain
+from imageio_daemon.runtime.background import in_thread
 from imageio_daemon.storage.nbd import process as qemu_process
 from imageio_daemon.storage.nbd.process import QemuNbd, QemuServer
-from imageio_daemon.storage.threads import in_thread
 from tests.support.polling import eventually_async
 from tests.support.processes import open_files
 

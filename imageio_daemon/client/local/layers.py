@@ -8,7 +8,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ...image import magics
 from ...image.formats import PARSERS
 from ...image.header import Header
-from ...image.image_opts import image_opts
 from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
@@ -163,3 +162,24 @@ def _is_cut_vdi(layer: _Layer) -> bool:
         head = os.pread(fd, _VDI.size, layer.offset)
     begin, block, count = _VDI.unpack(head.ljust(_VDI.size, b"\xff"))
     return bool(begin + block * count > layer.size)
+
+
+def image_opts(node: Mapping[str, object]) -> str:
+    """Return a node as text for --image-opts (qemu-nbd(8)): `driver=qcow2,file.driver=file,file.filename=…`
+
+    qemu also takes JSON, but JSON cannot have names that are not UTF-8, and has no way to escape them.
+
+    Values are text, numbers, booleans and nodes. Names have surrogates for bytes that are not UTF-8 (PEP 383).
+    """
+    return ",".join(_node_options(node, ""))
+
+
+def _node_options(node: Mapping[str, object], prefix: str) -> list[str]:
+    found: list[str] = []
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            found += _node_options(value, f"{prefix}{key}.")
+        else:
+            text = str(value) if not isinstance(value, bool) else "on" if value else "off"
+            found.append(f"{prefix}{key}={text.replace(',', ',,')}")
+    return found

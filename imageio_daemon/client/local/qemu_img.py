@@ -6,10 +6,9 @@ import logging
 import subprocess
 from pathlib import Path
 
-from ...image.image_opts import image_opts
 from ..errors import LocalError
 from .archive import Member
-from .layers import node_of
+from .layers import image_opts, node_of
 
 log = logging.getLogger(__name__)
 

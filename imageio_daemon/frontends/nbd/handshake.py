@@ -19,8 +19,8 @@ from ...net.tls_handshake import Handshakes
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
 from ...runtime import logs
+from ...runtime.background import tell_failure
 from ...runtime.request_activity import begin as begin_work
-from ...runtime.unawaited import tell_failure
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from . import exports

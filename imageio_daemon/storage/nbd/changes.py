@@ -21,9 +21,9 @@ from typing import cast
 from ...errors import NotFound, StorageError, Unavailable, Unusable
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...runtime import descriptors
+from ...runtime.background import in_thread, surely_in_thread
 from ...units import MAX_OFFSET, KiB
 from ..operation import Operation
-from ..threads import in_thread, surely_in_thread
 from .process import NO_PROGRAM, environment
 
 #: Most processes at a time. Each has all of its answer in memory, some 100 bytes for an object.

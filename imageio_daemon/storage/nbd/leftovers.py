@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from ...errors import Unavailable
-from ..threads import in_thread
+from ...runtime.background import in_thread
 from .process import DIRECTORY, JSON, STOP_TIMEOUT
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ...errors import StorageError, Unusable
 from ...image.chain import Chain
 from ...runtime import descriptors
+from ...runtime.background import in_thread, start_thread, surely_in_thread
 from ...urls.nbd import NbdAddress
-from ..threads import in_thread, start_thread, surely_in_thread
 from . import reasons
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from ioutil_ext import lib
 from ...errors import BitmapInUse, ImageInUse, NotFound, StorageError
 from ...image import chain
 from ...image.chain import QemuImage
+from ...runtime.background import in_thread
 from ...units import GiB, MiB
 from ..backend import BackendInfo
 from ..engine import Engine
 from ..file import FileBackend
 from ..operation import Operation
-from ..threads import in_thread
 from . import leftovers, reasons
 from .backend import NbdBackend
 from .client_handshake import ConnectOptions

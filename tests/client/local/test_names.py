@@ -11,8 +11,8 @@ import pytest
 
 from imageio_daemon.client import LocalError, Settings, checksum, disks, download, info, upload
 from imageio_daemon.client.local import in_use
+from imageio_daemon.client.local.layers import image_opts
 from imageio_daemon.commands.printable import printable
-from imageio_daemon.image.image_opts import image_opts
 from tests.client.local.test_formats import FORMATS, converted, qemu_img, same
 from tests.client.programs import run
 from tests.support.daemon import Daemon

@@ -14,10 +14,10 @@ import pytest
 
 from imageio_daemon.errors import NotFound, StorageError, Unavailable
 from imageio_daemon.image.extents import Extent
+from imageio_daemon.runtime.background import in_thread
 from imageio_daemon.storage.nbd import changes
 from imageio_daemon.storage.nbd.changes import DiffParser, command, extents
 from imageio_daemon.storage.operation import Operation
-from imageio_daemon.storage.threads import in_thread
 from imageio_daemon.units import MiB
 from tests.support.fakeceph import FakeCeph, diff
 from tests.support.polling import eventually, eventually_async

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking functions in threads of their own."""
+"""What goes on beside the task that began it: blocking functions in threads of their own, and tasks nobody awaits."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import Unavailable
 
@@ -76,3 +76,14 @@ def tell_lack(why: str) -> None:
     if now - _told >= TELL_INTERVAL:
         _told = now
         log.error("requests are refused, because the host allows no more: %s", why)
+
+
+def tell_failure(task: "asyncio.Task[Any]") -> None:
+    """Tell the loop's exception handler of the exception of a task, if there is one. Add this as a callback.
+
+    asyncio does so by itself when the last reference to the task is dropped, which may be at the end of the process.
+    """
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    context = {"message": "a task failed that goes on by itself", "exception": error, "task": task}
+    task.get_loop().call_exception_handler(context)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.runtime.unawaited import tell_failure
+from imageio_daemon.runtime.background import tell_failure
 
 
 @pytest.fixture
