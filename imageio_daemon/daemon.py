@@ -17,7 +17,7 @@ from .frontends.nbd.server import nbd_servers, upgraded_servers
 from .lanes.shared import Lanes
 from .lifecycle import memory_shares
 from .lifecycle.health import Health, Liveness
-from .lifecycle.metrics import Exposition, Metrics, Watched
+from .lifecycle.metrics import Exposition, Watched
 from .lifecycle.reloading import Reloading, changeable
 from .lifecycle.supervision import Supervision
 from .lifecycle.user import become, state_path
@@ -221,7 +221,7 @@ class Daemon:
             tls=self._tls,
             degraded=self._degraded,
         )
-        exposition = Exposition(Metrics(watched).collect)
+        exposition = Exposition(watched.metrics)
         seen = self._served, exposition, self._health, self._events, self._log_level, self._remote()
         control = control_server(config, self._store, self._connections.control, *seen)
         if not config.metrics.enable:

@@ -43,6 +43,7 @@ UNKNOWN = "unknown"
 #: The services of NBD.
 NBD = ("nbd", "nbd-local")
 
+_PROCESS = ProcessCollector(registry=None)
 _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 
 
@@ -64,27 +65,18 @@ class Watched:
     tls: ServerTls | None
     degraded: Degraded
 
-
-class Metrics:
-    """Collect all metrics."""
-
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
-        self._process = ProcessCollector(registry=None)
-
-    async def collect(self) -> list[Metric]:
+    async def metrics(self) -> list[Metric]:
         """Return the families of metrics. Takes a few locks of C for a moment each, and reads files of /proc."""
-        watched = self._watched
-        tickets = await TicketCounts.look(watched.store.totals)
+        tickets = await TicketCounts.look(self.store.totals)
         return [
             _build(),
-            _degraded(watched),
-            *_requests(watched),
-            *_connections(watched),
-            *_storage(watched, tickets),
-            *_transfers(watched, tickets),
-            *_resources(watched),
-            *self._process.collect(),
+            _degraded(self),
+            *_requests(self),
+            *_connections(self),
+            *_storage(self, tickets),
+            *_transfers(self, tickets),
+            *_resources(self),
+            *_PROCESS.collect(),
         ]
 
 

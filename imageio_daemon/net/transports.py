@@ -37,8 +37,6 @@ def send_at_once(sock: socket.socket) -> None:
 def pause_when_anything_waits(transport: "asyncio.WriteTransport") -> None:
     """Make the transport pause writing as soon as it holds a byte, and resume when it holds none.
 
-    A transport without TLS pauses above `high`. One with TLS pauses at `high`, and with 0 it never resumes (uvloop
-    0.23, asyncio).
+    A TlsTransport does so in any case.
     """
-    tls = transport.get_extra_info("sslcontext") is not None
-    transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
+    transport.set_write_buffer_limits(high=0, low=0)

@@ -26,7 +26,7 @@ class ToldHandover(handover.LaneHandover):
         """Hand the connection over if C can serve it."""
         given_back = self._given_back
         begun = super().begin(head, received, returned)
-        if not begun and not given_back and self._transport.can_hand_over:
+        if not begun and not given_back:
             self._tell_missed(head)
         return begun
 

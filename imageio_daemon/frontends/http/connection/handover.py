@@ -84,7 +84,7 @@ class LaneHandover:
         """
         given_back, self._given_back = self._given_back, False
         service, place, transport = self._service, self._place, self._transport
-        if given_back or service is None or place is None or self._lost or not transport.can_hand_over:
+        if given_back or service is None or place is None or self._lost:
             return False
         if not head.plain or transport.unsent:
             return False

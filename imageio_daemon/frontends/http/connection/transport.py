@@ -65,14 +65,9 @@ class ClientTransport:
 
     @property
     def tls_socket(self) -> TlsSocket | None:
-        """Return the connection's TLS if C can use it."""
-        found = self.asyncio_transport.get_extra_info("tls_socket")
-        return found if isinstance(found, TlsSocket) else None
-
-    @property
-    def can_hand_over(self) -> bool:
-        """Tell whether a lane can serve the client: without TLS, or with TLS that C can use."""
-        return not self.tls or self.tls_socket is not None
+        """Return the connection's TLS, if it has any."""
+        found: TlsSocket | None = self.asyncio_transport.get_extra_info("tls_socket")
+        return found
 
     @property
     def unsent(self) -> bool:
