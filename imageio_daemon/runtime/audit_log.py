@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from typing import TypeAlias
 
 from ..units import MiB
 from . import logs
+from .line_writer import LineWriter
 from .state import StateDirectory, read_file
 
 log = logging.getLogger(__name__)
@@ -90,67 +90,33 @@ class AuditLog:
 class _EventFile:
     """Append lines to the newer file in a thread. A line is on stable storage some milliseconds later. Thread-safe.
 
-    Lines that cannot be written wait, and are tried again every RETRY seconds.
+    Lines that cannot be written are tried again every RETRY seconds, until the process ends. If the file has some of
+    them already, _read() finds that by their numbers.
     """
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
-        self._changed = threading.Condition()
-        self._waiting: list[bytes] = []
-        self._size = 0
-        self._closing = False
         #: Why lines are not on the disk, or "" if they are.
         self.why = ""
-        # A daemon thread: a disk that hangs must not keep the process from its end.
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-        self._thread.start()
+        self._writer = LineWriter("events", self._write)
+        self.close = self._writer.close
 
     def append(self, line: bytes) -> None:
         """Queue a line."""
-        with self._changed:
-            if self._size + len(line) > MAX_WAITING:
-                self._failed("the disk does not answer")
-                return
-            self._waiting.append(line)
-            self._size += len(line)
-            self._changed.notify()
+        if not self._writer.append(line, MAX_WAITING):
+            self._failed("the disk does not answer")
 
-    def close(self, timeout: float) -> bool:
-        """Write what waits, for at most `timeout` seconds, and end the thread. Return whether it has ended."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while data := self._take():
+    def _write(self, lines: bytes) -> None:
+        while True:
             try:
-                _append(self._directory, data)
+                _append(self._directory, lines)
             except OSError as e:
                 self._failed(e.strerror or str(e))
-                self._try_again(data)
+                if self._writer.closing.wait(RETRY):
+                    return
             else:
                 self.why = ""
-
-    def _try_again(self, data: bytes) -> None:
-        """Queue lines again after RETRY seconds, unless the process ends.
-
-        If the file has some of them already, _read() finds that by their numbers.
-        """
-        with self._changed:
-            if self._changed.wait_for(lambda: self._closing, RETRY):
                 return
-            self._waiting.insert(0, data)
-            self._size += len(data)
-
-    def _take(self) -> bytes:
-        """Wait for lines and return them. After close(), return those that are left, in the end none."""
-        with self._changed:
-            while not self._waiting and not self._closing:
-                self._changed.wait()
-            lines, self._waiting, self._size = self._waiting, [], 0
-            return b"".join(lines)
 
     def _failed(self, reason: str) -> None:
         if not self.why:

@@ -13,12 +13,12 @@ import json
 import logging
 import os
 import select
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from ..commands.printable import printable, quoted
+from .line_writer import LineWriter
 
 STDERR = 2
 #: The names of the levels in the configuration.
@@ -135,16 +135,10 @@ class LineHandler(logging.Handler):
         super().__init__()
         self._fd = fd
         self._for_journal = _is_journal(fd)
-        # A reentrant lock, because a finalizer that the garbage collector runs while the lock is held may log.
-        self._changed = threading.Condition(threading.RLock())
-        self._waiting: list[bytes] = []
-        self._size = 0
-        self._dropped = 0
-        #: Lines that were dropped so far.
-        self.lost = 0
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        #: Lines that were dropped so far, and how many of them the log has told.
+        self.lost = self._told = 0
+        self._writer = LineWriter("log", self._write)
+        self.join = self._writer.join
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line of a record."""
@@ -154,45 +148,24 @@ class LineHandler(logging.Handler):
             # Message and arguments do not match. Such a bug must not fail a transfer.
             self.handleError(record)
             return
-        with self._changed:
-            if self._size + len(line) > MAX_WAITING:
-                self._dropped += 1
-                self.lost += 1
-                return
-            self._waiting.append(line)
-            self._size += len(line)
-            self._changed.notify()
+        if not self._writer.append(line, MAX_WAITING):
+            self.lost += 1
 
     def close(self) -> None:
         """Write the waiting lines, for at most STOP_TIMEOUT seconds, and end the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self.join(STOP_TIMEOUT)
+        self._writer.close(STOP_TIMEOUT)
         super().close()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, for at most `timeout` seconds. None is no limit."""
-        self._thread.join(timeout)
+    def _write(self, data: bytes) -> None:
+        # An error of the log cannot be logged.
+        with contextlib.suppress(OSError):
+            _write(self._fd, data + self._about_dropped())
 
-    def _run(self) -> None:
-        while lines := self._take():
-            # An error of the log cannot be logged.
-            with contextlib.suppress(OSError):
-                _write(self._fd, b"".join(lines))
-
-    def _take(self) -> list[bytes]:
-        """Wait for lines and return them. After close(), return those that are left, in the end none."""
-        with self._changed:
-            while not self._waiting and not self._closing:
-                self._changed.wait()
-            lines, self._waiting, self._size = self._waiting, [], 0
-            if self._dropped:
-                lines.append(self._about_dropped(self._dropped))
-                self._dropped = 0
-            return lines
-
-    def _about_dropped(self, count: int) -> bytes:
+    def _about_dropped(self) -> bytes:
+        lost = self.lost  # others may count more meanwhile
+        count, self._told = lost - self._told, lost
+        if not count:
+            return b""
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines dropped", None, None)
         record.__dict__.update(fields(count=count))
         return self._line(record)
