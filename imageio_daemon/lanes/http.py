@@ -11,6 +11,7 @@ from ioutil_ext import ffi, lib
 
 from ..errors import Error, InvalidRequest, OutOfRange, StorageError, TooManyDecoders, Truncated, Unavailable
 from ..image import zstd
+from ..runtime.sums import Count
 from ..storage.completions import describe, kind_name, no_fault, syscall_name
 from ..storage.packed import PackedDisk
 from .lane import Lane, Terms, bits
@@ -165,23 +166,23 @@ _REFUSALS: dict[int, Callable[[Any], Error]] = {
 
 
 class HttpEnd(NamedTuple):
-    """The reason why a lane gave its connection back.
+    """What comes back when a lane gives its connection back, or when there was none.
 
-    `other` tells that the next request is not for a lane. `error` is the error of a request that failed. Of this
-    request, `asks` is what it asks of its answer, and `unread` the number of body bytes that the lane did not take.
-    `chunks`, an iou_chunks, is the state of the reader if the body came in chunks, and `cut` tells that the answer had
-    begun. `broken` is the errno of a connection that broke. A request may have failed, too. `rest` has the bytes that
-    the lane has received and not used.
+    `rest` has the bytes that were received and not used, and `served` counts the lane's requests and bytes. `other`
+    tells that the next request is not for a lane. `error` is the error of a request that has failed and has no answer.
+    Of this request, `asks` is what it asks of its answer, and `unread` the number of body bytes that the lane did not
+    take. `chunks`, an iou_chunks, is the state of the reader if the body came in chunks. `cut` is the reason if the
+    connection must be cut: it broke, or an answer had begun.
     """
 
-    other: bool
-    error: Error | None
-    asks: Asks
-    unread: int
-    chunks: Any
-    cut: bool
-    broken: int | None
-    rest: bytes
+    rest: bytes = b""
+    served: Count = Count()
+    other: bool = False
+    error: Error | None = None
+    asks: Asks = Asks()
+    unread: int = 0
+    chunks: Any = None
+    cut: str | None = None
 
 
 class HttpLane(Lane):
@@ -215,21 +216,27 @@ class HttpLane(Lane):
         end = ffi.new("iou_http_end *")
         rest = _new_memory("char[]", lib.IOU_LANE_MAX_STAGED)
         length = lib.iou_http_ended(self._lane, end, rest)
-        broken = end.reason == lib.IOU_HTTP_BROKEN
         error = self._error(end)
         if isinstance(error, StorageError):
             self._failed[kind_name(end.kind)] += 1
         return HttpEnd(
+            rest=bytes(ffi.buffer(rest, length)),
+            served=self.served(),
             # An idle lane has received a part of a head, which may never become complete. Python waits for the rest.
             other=end.reason == lib.IOU_HTTP_OTHER or (end.reason == lib.IOU_HTTP_IDLE and length > 0),
             error=error,
             asks=Asks.of(end),
             unread=end.unread,
             chunks=ffi.new("iou_chunks *", end.chunks),
-            cut=end.reason == lib.IOU_HTTP_CUT,
-            broken=int(self.stats.error) if broken else None,
-            rest=bytes(ffi.buffer(rest, length)),
+            cut=self._reason_to_cut(end),
         )
+
+    def _reason_to_cut(self, end: Any) -> str | None:
+        if end.reason not in (lib.IOU_HTTP_CUT, lib.IOU_HTTP_BROKEN):
+            return None
+        if end.reason == lib.IOU_HTTP_CUT or self.stats.error == errno.ECANCELED:
+            return "cut"
+        return "inactivity" if self.stats.error == errno.ETIMEDOUT else "client"
 
     def _error(self, end: Any) -> Error | None:
         if end.reason in _REFUSALS:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from imageio_daemon import cli
 from imageio_daemon.frontends.http.connection import connection, handover
 from imageio_daemon.frontends.http.connection.framing import RequestHead
+from imageio_daemon.lanes.http import HttpEnd
 
 
 class DecidedHandover(handover.LaneHandover):
     """Leave all requests to handlers."""
 
-    def begin(
-        self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
-    ) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[HttpEnd], None]) -> bool:
         """Hand no request over."""
         return False
 

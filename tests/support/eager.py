@@ -10,6 +10,7 @@ from imageio_daemon import cli
 from imageio_daemon.errors import Error
 from imageio_daemon.frontends.http.connection import connection, handover, lane_service
 from imageio_daemon.frontends.http.connection.framing import RequestHead
+from imageio_daemon.lanes.http import HttpEnd
 from imageio_daemon.transfers.ticket import Access
 
 log = logging.getLogger(__name__)
@@ -20,9 +21,7 @@ _METHODS = {"GET": Access.READ, "PUT": Access.WRITE, "PATCH": Access.WRITE}
 class ToldHandover(handover.LaneHandover):
     """Log the requests that C should have got."""
 
-    def begin(
-        self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
-    ) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[HttpEnd], None]) -> bool:
         """Hand the connection over if C can serve it."""
         given_back = self._given_back
         begun = super().begin(head, received, returned)

@@ -7,14 +7,12 @@ Python also answers a request that fails in a lane, so that each refusal and err
 """
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
 from ....errors import Error, Unavailable
-from ....lanes.http import Asks, HttpEnd, HttpLane, Instruction
+from ....lanes.http import HttpEnd, HttpLane, Instruction
 from ....operations import operations
 from ....runtime import logs
 from ....runtime.request_activity import RequestActivity
@@ -31,24 +29,6 @@ from .transport import ClientTransport
 log = logging.getLogger(__name__)
 
 
-class Returned(NamedTuple):
-    """The result of a handover.
-
-    `served` counts the requests and bytes of the lane, and `rest` has received bytes that it did not take. `error` is
-    set if a request has failed and has no answer yet; then `asks` is what it asks of its answer, and `unread` is how
-    many bytes of its body the lane did not take. `cut` is the reason if the connection must be cut. `chunks` is an
-    iou_chunks, see HttpEnd.
-    """
-
-    served: Count = Count()
-    rest: bytes = b""
-    error: Error | None = None
-    asks: Asks = Asks()
-    unread: int = 0
-    cut: str | None = None
-    chunks: Any = None
-
-
 class LaneHandover:
     """Hand one connection over to lanes, one after the other. A server without images has no `service` for lanes.
 
@@ -63,7 +43,7 @@ class LaneHandover:
         self._exchange = exchange
         self._transport = transport
         self._place = None if service is None else LanePlace(service.places)
-        self._returned: Callable[[Returned], None] | None = None
+        self._returned: Callable[[HttpEnd], None] | None = None
         self._given_back = False  # the next request is for a handler
         self._lost = False
         self._aborted = False  # a lane that had ended before does not know of it
@@ -76,7 +56,7 @@ class LaneHandover:
         """Tell whether a lane has the connection."""
         return self._lane is not None
 
-    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[HttpEnd], None]) -> bool:
         """Hand the connection over if a lane can serve the request. `received` has the bytes from this head on.
 
         Return True if `returned` will be called, unless the connection is lost before; False if the request is for a
@@ -112,7 +92,7 @@ class LaneHandover:
 
     async def carry_out(
         self, transfer: Transfer, instruction: Instruction, received: bytearray
-    ) -> "asyncio.Future[Returned]":
+    ) -> "asyncio.Future[HttpEnd]":
         """Start a lane that carries out the instruction on the open image, as soon as there is a place.
 
         Return a future of the lane's result. When this returns, the lane has the connection and the bytes that were
@@ -130,7 +110,7 @@ class LaneHandover:
                 raise Unavailable("There is no descriptor for the request now") from e
             raise
         received.clear()
-        ended: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[HttpEnd] = asyncio.get_running_loop().create_future()
         self._returned = partial(_settle, ended)
         self._watch(lane, transfer)
         return ended
@@ -140,7 +120,7 @@ class LaneHandover:
         if self._lane is not None:
             self._lane.refuse()
         if self._waits and self._place is not None and self._place.abandon():
-            self._give_back(Returned(rest=self._waits))
+            self._give_back(HttpEnd(self._waits))
 
     def abort(self) -> None:
         """Have the lane close the connection now."""
@@ -159,7 +139,7 @@ class LaneHandover:
         self.abort()
         return Count() if self._lane is None else self._lane.served()
 
-    def _give_back(self, end: Returned) -> None:
+    def _give_back(self, end: HttpEnd) -> None:
         self._waits = b""
         if self._returned is not None:
             self._returned(end)
@@ -177,17 +157,17 @@ class LaneHandover:
         self._given_back = task.cancelled() or task.exception() is not None
         if self._given_back:
             self._exchange.begun = request
-        self._give_back(Returned(rest=received))
+        self._give_back(HttpEnd(received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: RequestHead, received: bytes) -> None:
         """Wait for a place, then give the connection back, which begins again and now has the place."""
-        late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length)
+        late = HttpEnd(received[len(head.data) :], error=busy(), asks=head.asks, unread=head.length)
         self._waits = received
         seconds = transfer.ticket.inactivity_timeout
         place.wait(transfer, seconds, lambda: self._granted(place), lambda: self._give_back(late))
 
     def _granted(self, place: LanePlace) -> None:
-        self._give_back(Returned(rest=self._waits))
+        self._give_back(HttpEnd(self._waits))
         if self._lane is None:  # the connection was not handed over: it does not need the place
             place.leave()
 
@@ -206,21 +186,13 @@ class LaneHandover:
         transfer.remove_lane(lane)
         if self._place is not None:
             self._place.leave()
-        cut = "cut" if self._aborted else _reason_to_cut(end)
-        if end.error is not None and (cut is not None or self._lost):
+        if self._aborted:
+            end = end._replace(cut="cut")
+        if end.error is not None and (end.cut is not None or self._lost):
             errors.answer(end.error, self._exchange.peer)  # not sent, but it logs the error
-        error = None if cut is not None else end.error
-        self._give_back(Returned(lane.served(), end.rest, error, end.asks, end.unread, cut, end.chunks))
+        self._give_back(end)
 
 
-def _settle(ended: "asyncio.Future[Returned]", end: Returned) -> None:
+def _settle(ended: "asyncio.Future[HttpEnd]", end: HttpEnd) -> None:
     if not ended.done():  # it is if the handler was cancelled
         ended.set_result(end)
-
-
-def _reason_to_cut(end: HttpEnd) -> str | None:
-    if end.cut or end.broken == errno.ECANCELED:
-        return "cut"
-    if end.broken is None:
-        return None
-    return "inactivity" if end.broken == errno.ETIMEDOUT else "client"

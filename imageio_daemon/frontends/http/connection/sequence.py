@@ -12,7 +12,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from ....errors import STOPPING, Error, Forbidden, Unavailable
-from ....lanes.http import Asks, Instruction
+from ....lanes.http import Asks, HttpEnd, Instruction
 from ....net.admission import Admission
 from ....net.watchdog import Watchdog
 from ....runtime.sums import Served
@@ -22,7 +22,7 @@ from ..responses import cors_headers, encode
 from .aiohttp_transport import AiohttpTransport
 from .exchange import Exchange
 from .framing import ChunkedBody, FixedBody, RequestHead
-from .handover import LaneHandover, Returned
+from .handover import LaneHandover
 from .incoming import Incoming
 from .lane_service import LaneService
 from .life import ConnectionLife, State
@@ -93,7 +93,7 @@ class RequestSequence:
         """Tell whether all of the request's body was received, here or by a lane."""
         return self._incoming.complete
 
-    async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
+    async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[HttpEnd]:
         """Have a lane carry out the running request on the open image. Raises Unavailable, Error.
 
         When this returns, the lane has the connection. Await what it returns for the lane's result.
@@ -104,7 +104,7 @@ class RequestSequence:
         self.carried_out = True
         return ended
 
-    def take_back(self, instruction: Instruction, end: Returned) -> None:
+    def take_back(self, instruction: Instruction, end: HttpEnd) -> None:
         """Go on with the connection after the lane, unless it is lost. Raises the Error of the running request."""
         if not self._resume(State.SERVING, end):
             return
@@ -234,7 +234,7 @@ class RequestSequence:
         self._incoming.pass_to(self._handler)
         self._handler.data_received(head.data)
 
-    def _returned(self, end: Returned) -> None:
+    def _returned(self, end: HttpEnd) -> None:
         """Go on with the connection after a lane has given it back."""
         if not self._resume(State.IDLE, end):
             return
@@ -245,7 +245,7 @@ class RequestSequence:
         else:
             self.next()
 
-    def _resume(self, state: State, end: Returned) -> bool:
+    def _resume(self, state: State, end: HttpEnd) -> bool:
         """Go on, in the state, after a lane has given the connection back. Return False if it is lost or cut."""
         self.exchange.add(end.served)
         if self._life.state is not State.HANDED_OVER:

@@ -8,8 +8,8 @@ import pytest
 
 from imageio_daemon.errors import Unavailable
 from imageio_daemon.operations.hashing import SMALL, Hashing
-from imageio_daemon.storage import threads
-from imageio_daemon.storage.threads import in_thread, start_thread, surely_in_thread
+from imageio_daemon.runtime import background
+from imageio_daemon.runtime.background import in_thread, start_thread, surely_in_thread
 
 
 def refuse(_: threading.Thread) -> None:
@@ -24,7 +24,7 @@ def test_caller_learns_from_the_future_that_there_is_no_thread(monkeypatch: pyte
 def test_lack_of_threads_is_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(threads, "_told", -threads.TELL_INTERVAL)
+    monkeypatch.setattr(background, "_told", -background.TELL_INTERVAL)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     for _ in range(3):
         start_thread(lambda: 1)
