@@ -8,9 +8,8 @@ from aiohttp.http import HttpVersion11
 
 from ...errors import PeerGone
 from ...runtime import request_log
-from .carrying import SentByLane
 from .connection.sequence import RequestSequence
-from .request import connection_of
+from .request import SentByLane, connection_of
 from .responses import COMMON, SERVER, cors_headers
 from .routes import PATTERN, Handler, Routes
 

@@ -11,9 +11,8 @@ from ...net.admission import Admission
 from ...net.tls_handshake import Handshakes
 from ...transfers.transfer import Transfer
 from . import exports
-from .exports import Attachment
+from .exports import Attachment, NbdOptions
 from .handshake import ServerHandshake
-from .options import NbdOptions
 
 
 class AdoptedHandshake(ServerHandshake):

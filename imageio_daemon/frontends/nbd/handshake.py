@@ -25,9 +25,8 @@ from ...transfers.transfer import Transfer
 from ...units import KiB
 from . import exports
 from .errors import refusal
-from .exports import Attachment
+from .exports import PREFERRED_BLOCK, Attachment, NbdOptions
 from .handover import LaneSession
-from .options import PREFERRED_BLOCK, NbdOptions
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from ...net.tls_handshake import Handshakes
 from ...transfers.store import TransferStore
 from ...transfers.transfer import Transfer
 from .adopted import AdoptedHandshake
+from .exports import MakeContext, NbdOptions
 from .handshake import ServerHandshake
-from .options import MakeContext, NbdOptions
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +34,9 @@ def nbd_servers(
 
     `context` returns the TLS context to use now. It is None without TLS.
     """
-    remote = NbdOptions(
-        store=store,
-        lanes=lanes,
-        tls=Tls(config.nbd.tls),
-        context=context,
-        handshake_timeout=config.nbd.handshake_timeout,
-        listed=False,
-    )
-    local = dataclasses.replace(remote, name="nbd-local", tls=Tls.OFF, context=None, listed=config.nbd.list)
+    common = NbdOptions(store, lanes, config.nbd.handshake_timeout)
+    remote = dataclasses.replace(common, tls=Tls(config.nbd.tls), context=context)
+    local = dataclasses.replace(common, name="nbd-local", listed=config.nbd.list)
     return NbdServer(remote, limit, handshakes), NbdServer(local, limit, handshakes)
 
 
@@ -57,8 +51,7 @@ def upgraded_servers(
 
     The connections keep the TLS that they have, and their places in `limit`, the limit of HTTP.
     """
-    timeout = config.nbd.handshake_timeout
-    common = NbdOptions(store=store, lanes=lanes, tls=Tls.OFF, context=None, handshake_timeout=timeout, listed=False)
+    common = NbdOptions(store, lanes, config.nbd.handshake_timeout)
     return {name: NbdServer(dataclasses.replace(common, name=name), limit, handshakes) for name in UPGRADED}
 
 

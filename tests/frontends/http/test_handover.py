@@ -14,10 +14,9 @@ import pytest
 from aiohttp import web
 
 from imageio_daemon.errors import Canceled
-from imageio_daemon.frontends.http.carrying import carry_out
 from imageio_daemon.frontends.http.connection.connection import ServerConnection
 from imageio_daemon.frontends.http.connection.lane_service import LaneService
-from imageio_daemon.frontends.http.request import exchange_of
+from imageio_daemon.frontends.http.request import carry_out, exchange_of
 from imageio_daemon.frontends.http.routes import Resource, Routes
 from imageio_daemon.frontends.http.server import HttpServer
 from imageio_daemon.lanes.http import HttpTerms, Instruction

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from imageio_daemon.errors import Unavailable
-from imageio_daemon.frontends.http.connection.lane_place import LanePlace
+from imageio_daemon.frontends.http.connection.lane_service import LanePlace
 from imageio_daemon.lanes.shared import Places
 from imageio_daemon.transfers.transfer import Transfer
 

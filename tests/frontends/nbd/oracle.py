@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from imageio_daemon.errors import Error, Forbidden, NotFast, OutOfRange, StorageError
 from imageio_daemon.frontends.nbd import exports
 from imageio_daemon.frontends.nbd.errors import ERRORS
-from imageio_daemon.frontends.nbd.options import PREFERRED_BLOCK
+from imageio_daemon.frontends.nbd.exports import PREFERRED_BLOCK
 from imageio_daemon.image.extents import ZERO, Extent, ExtentList
 from imageio_daemon.nbdproto.agreement import Close, FindExport, Transmit
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Reply, Status

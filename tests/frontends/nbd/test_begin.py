@@ -3,7 +3,7 @@
 
 import pytest
 
-from imageio_daemon.frontends.nbd.options import PREFERRED_BLOCK
+from imageio_daemon.frontends.nbd.exports import PREFERRED_BLOCK
 from imageio_daemon.nbdproto.constants import Command, InfoType, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.option_payloads import BlockSizes, InfoRequest, OptionHeader, OptionReply

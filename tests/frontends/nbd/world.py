@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imageio_daemon.frontends.nbd.options import NbdOptions
+from imageio_daemon.frontends.nbd.exports import NbdOptions
 from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command

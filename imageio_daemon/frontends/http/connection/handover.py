@@ -22,8 +22,7 @@ from ....transfers.transfer import Transfer
 from .. import errors
 from .exchange import Exchange
 from .framing import RequestHead
-from .lane_place import LanePlace, busy
-from .lane_service import LaneService, ticket_id
+from .lane_service import LanePlace, LaneService, busy, ticket_id
 from .transport import ClientTransport
 
 log = logging.getLogger(__name__)

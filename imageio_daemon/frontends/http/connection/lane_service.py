@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lanes of one HTTP server: when a connection may have a lane, how it starts, and its terms.
+"""The lanes of one HTTP server: when a connection may have a place and a lane, how that starts, and its terms.
 
 The terms are what the ticket allows, and templates of the answers to successful requests.
 """
 
+import asyncio
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 
-from ....errors import Canceled
+from ....errors import Canceled, Unavailable
 from ....lanes.http import DATE, FIRST, LAST, LENGTH, ORIGIN, HttpLane, HttpTerms, Instruction
-from ....lanes.shared import Lanes
+from ....lanes.shared import Lanes, Places, WaitingConnection
 from ....operations.operations import readable_size
 from ....storage.backend import Backend
 from ....transfers.store import TransferStore
@@ -20,6 +22,87 @@ from ..responses import cors_headers, head_template, range_headers, whole_header
 from .exchange import Exchange
 from .framing import RequestHead
 from .transport import ClientTransport
+
+
+def busy() -> Unavailable:
+    """Return the error of a request that has waited too long for a place."""
+    return Unavailable("Too many requests are served now")
+
+
+class LanePlace:
+    """Take a place, or wait for one, for one transfer at a time."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._transfer: Transfer | None = None  # whose place it is, if one is taken
+        self._waiting: tuple[WaitingConnection, asyncio.TimerHandle] | None = None
+
+    def enter(self, transfer: Transfer) -> bool:
+        """Take a place for the transfer, unless it has one. Return whether it has one now; if not, call wait()."""
+        if self._transfer is not transfer:
+            self.leave()
+            self._transfer = transfer if self._places.enter(transfer) else None
+        return self._transfer is not None
+
+    def leave(self) -> None:
+        """Give the place back, if one is taken."""
+        if self._transfer is not None:
+            self._places.leave(self._transfer)
+        self._transfer = None
+
+    def wait(
+        self, transfer: Transfer, seconds: float, granted: Callable[[], None], expired: Callable[[], None]
+    ) -> None:
+        """Wait for a place, at most `seconds`. Then call `granted` or `expired`, unless abandon() was called before."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self._expire, expired)
+        waiting = self._places.wait(transfer, lambda: loop.call_soon(self._grant, transfer, granted))
+        self._waiting = waiting, timer
+
+    async def get(self, transfer: Transfer, seconds: float) -> None:
+        """Take a place for the transfer, unless it has one. Wait at most `seconds` for it. Raises Unavailable."""
+        if self.enter(transfer):
+            return
+        served: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def granted() -> None:
+            if served.done():
+                self.leave()
+            else:
+                served.set_result(True)
+
+        def expired() -> None:
+            if not served.done():  # it is if the task was cancelled in this step of the loop
+                served.set_result(False)
+
+        self.wait(transfer, seconds, granted, expired)
+        try:
+            in_time = await served
+        except BaseException:
+            self.abandon()
+            self.leave()  # it has the place if it was cancelled just after the grant
+            raise
+        if not in_time:
+            raise busy()
+
+    def abandon(self) -> bool:
+        """Stop waiting. Return False if the connection did not wait, or if `granted` is about to be called."""
+        if self._waiting is None or not self._places.abandon(self._waiting[0]):
+            return False
+        self._waiting[1].cancel()
+        self._waiting = None
+        return True
+
+    def _grant(self, transfer: Transfer, granted: Callable[[], None]) -> None:
+        waited, self._waiting, self._transfer = self._waiting, None, transfer
+        if waited is not None:
+            waited[1].cancel()
+        granted()
+
+    def _expire(self, expired: Callable[[], None]) -> None:
+        if self.abandon():
+            expired()
+
 
 #: Number of tickets whose terms are cached. Making terms takes 12 us of the 150 us of a connection with one request.
 KNOWN_TERMS = 64

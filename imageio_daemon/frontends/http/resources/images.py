@@ -18,7 +18,6 @@ from ....storage.buffers import BufferPool
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
-from ..carrying import answer_to, carry_out
 from ..conditions import INSTANCE
 from ..errors import ENCODING
 from ..headers import (
@@ -32,7 +31,9 @@ from ..headers import (
     parse_range,
 )
 from ..request import (
+    answer_to,
     attach,
+    carry_out,
     connection_of,
     exchange_of,
     is_closing,

@@ -11,10 +11,9 @@ from ....operations.packing import packed
 from ....storage.buffers import BufferPool
 from ....storage.packed import PackedDisk
 from ....transfers.transfer import Transfer
-from ..carrying import answer_to, carry_out
 from ..conditions import Conditions
 from ..headers import ByteRange, parse_choice
-from ..request import close_if_wanted, connection_of, is_closing, query_of, unmodified
+from ..request import answer_to, carry_out, close_if_wanted, connection_of, is_closing, query_of, unmodified
 from ..responses import range_headers, whole_headers
 
 RAW, QCOW2 = "raw", "qcow2"
