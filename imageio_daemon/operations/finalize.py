@@ -7,6 +7,7 @@ A verification does not depend on its request. It goes on when the client has le
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import DENIED, Canceled, Error, InUse
@@ -124,12 +125,9 @@ class Finalizer:
         quiet = transfer.permission.seal.begin_closing()
         verification = self._last[transfer] = Verification(expected, transfer.ticket.size)
         if running is None:
-            transfer.end.when_ended(lambda _: self._forget(transfer))
+            transfer.end.on_ended.append(partial(self._last.pop, transfer, None))
         verification.task = asyncio.get_running_loop().create_task(self._run(transfer, verification, quiet))
         return verification
-
-    def _forget(self, transfer: Transfer) -> None:
-        self._last.pop(transfer, None)
 
     async def _run(self, transfer: Transfer, verification: Verification, quiet: asyncio.Event) -> None:
         try:

@@ -47,9 +47,13 @@ class TransferEnd:
         self._image = image
         self._canceled = canceled
         self._identify = identify
-        self._quiet, self._left, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._when_left: list[Callable[[TransferEnd], None]] = []
-        self._when_ended: list[Callable[[TransferEnd], None]] = []
+        self._quiet, self._ended = asyncio.Event(), asyncio.Event()
+        #: Whether the transfer was cancelled, none of its operations or lanes runs, and its image is closed.
+        self.has_left = False
+        #: Functions that are called when the transfer has left its image, and when it has ended. Add to them before its
+        #: cancellation.
+        self.on_left: list[Callable[[], object]] = []
+        self.on_ended: list[Callable[[], object]] = []
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -67,25 +71,6 @@ class TransferEnd:
     async def until_ended(self) -> None:
         """Wait for the end."""
         await self._ended.wait()
-
-    def when_left(self, callback: Callable[["TransferEnd"], None]) -> None:
-        """Call a function when the transfer has left its image, or at once if it has left it already."""
-        if self.has_left:
-            callback(self)
-        else:
-            self._when_left.append(callback)
-
-    def when_ended(self, callback: Callable[["TransferEnd"], None]) -> None:
-        """Call a function when the transfer has ended, or at once if it has ended already."""
-        if self.has_ended:
-            callback(self)
-        else:
-            self._when_ended.append(callback)
-
-    @property
-    def has_left(self) -> bool:
-        """Tell whether the transfer was cancelled, none of its operations or lanes runs, and its image is closed."""
-        return self._left.is_set()
 
     @property
     def has_ended(self) -> bool:
@@ -108,18 +93,19 @@ class TransferEnd:
         await self._image.close()
         fields = self._traffic.fields(self._permission.used, self._permission.lease.active)
         log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
-        self._left.set()
-        self._tell(self._when_left)
+        self.has_left = True
+        _call(self.on_left)
         identity = self.identity
         if identity is None and self._canceled.any_identified:
             identity = await self._identify(self.ticket)
         await self._canceled.until_free(self.ticket.url, identity)
         self._ended.set()
-        self._tell(self._when_ended)
+        _call(self.on_ended)
 
-    def _tell(self, callbacks: list[Callable[["TransferEnd"], None]]) -> None:
-        while callbacks:  # and drop them, because they refer to the transfer
-            callbacks.pop(0)(self)
+
+def _call(functions: list[Callable[[], object]]) -> None:
+    while functions:  # and drop them, because they refer to the transfer
+        functions.pop(0)()
 
 
 #: The key of an image: its url or its identity, after the word that says which.

@@ -3,6 +3,7 @@
 
 import logging
 import time
+from functools import partial
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..runtime import logs
@@ -156,9 +157,8 @@ class TransferStore:
         if record is not None:
             transfer.restore(record.remaining, record.state)
         self.totals.begin(ticket.storage, transfer)
-        transfer.end.when_left(self._canceled.leave)
-        transfer.end.when_left(lambda _: self.totals.end(transfer))
-        transfer.end.when_ended(self._canceled.remove)
+        transfer.end.on_left += [partial(self._canceled.leave, transfer.end), partial(self.totals.end, transfer)]
+        transfer.end.on_ended.append(partial(self._canceled.remove, transfer.end))
         if replaced is not None:
             self._cancel(replaced)
         if record is None:
