@@ -98,3 +98,39 @@ bool waiter_sleep_in(struct waiter *waiter, pthread_mutex_t *lock, uint64_t unti
     waiter_end(waiter);
     return false;
 }
+
+/* ---- sharing ---------------------------------------------------------------------------------------------------- */
+
+void sharing_init(struct sharing *sharing) {
+    *sharing = (struct sharing){0};
+    link_init(&sharing->waiters);
+}
+
+static void await_run(struct sharing *sharing, pthread_mutex_t *lock) {
+    struct waiter waiter;
+    waiter_join(&waiter, &sharing->waiters);
+    pthread_mutex_unlock(lock);
+    waiter_sleep(&waiter, FOR_EVER);
+    pthread_mutex_lock(lock);
+}
+
+bool sharing_begin(struct sharing *sharing, pthread_mutex_t *lock, uint64_t need) {
+    while (sharing->running && sharing->ended < need)
+        await_run(sharing, lock);
+    if (sharing->ended >= need)
+        return false;
+    sharing->running = true;
+    sharing->begun++;
+    return true;
+}
+
+void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool failed) {
+    struct link served;
+    sharing->running = false;
+    if (!failed)
+        sharing->ended = sharing->begun;
+    waiters_serve(&sharing->waiters, &served);
+    pthread_mutex_unlock(lock);
+    waiters_wake(&served);
+    pthread_mutex_lock(lock);
+}

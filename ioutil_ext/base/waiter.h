@@ -5,6 +5,7 @@
 #ifndef IOUTIL_BASE_WAITER_H
 #define IOUTIL_BASE_WAITER_H
 
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -49,5 +50,28 @@ bool waiter_sleep_in(struct waiter *waiter, pthread_mutex_t *lock, uint64_t unti
 
 /* End the use of a waiter that still waits but is in no list any more, so nobody will wake it. */
 void waiter_end(struct waiter *waiter);
+
+/* ---- sharing ---------------------------------------------------------------------------------------------------- */
+
+/* Runs that are shared, as those of fdatasync(2): there is one at a time, and all who come while it runs share the next
+   one. The user has a lock, which is held. */
+struct sharing {
+    bool running;
+    uint64_t begun, ended; /* numbers of the last runs */
+    struct link waiters;   /* for the end of the one that runs */
+};
+
+void sharing_init(struct sharing *sharing);
+
+/* Return the number of the run that the caller needs: one that begins after this call. */
+static inline uint64_t sharing_need(const struct sharing *sharing) {
+    return sharing->begun + 1;
+}
+
+/* Begin a run, unless the one that is needed has ended: false. Lets go of the lock to wait for the one that runs. */
+bool sharing_begin(struct sharing *sharing, pthread_mutex_t *lock, uint64_t need);
+
+/* End it; lets go of the lock. failed: it has done nothing, so that who shares it needs another one. */
+void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool failed);
 
 #endif

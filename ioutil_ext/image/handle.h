@@ -17,9 +17,7 @@
 /* Calls of fdatasync() on a handle, one at a time. */
 struct syncing {
     pthread_mutex_t lock; /* a leaf, not held over the call */
-    bool running;
-    uint64_t begun, ended;
-    struct link waiters; /* for the end of the running call */
+    struct sharing calls;
 };
 
 struct iou_handle {

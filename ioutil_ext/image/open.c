@@ -212,7 +212,7 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
     handle->image->in_memory = is_file && is_in_memory(handle->fd);
     handle->flush_failures = handle->image->flush_failures;
     pthread_mutex_init(&handle->syncing.lock, NULL);
-    link_init(&handle->syncing.waiters);
+    sharing_init(&handle->syncing.calls);
     atomic_fetch_add(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
     if (handle->writable)
         handle->image->writers++;

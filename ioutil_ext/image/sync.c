@@ -23,32 +23,6 @@ int io_check_flushes(struct op *op) {
     return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
 }
 
-/* The lock is held, and let go of. */
-static void sync_once(struct op *op, struct syncing *syncing) {
-    syncing->running = true;
-    syncing->begun++;
-    pthread_mutex_unlock(&syncing->lock);
-    int error = sys_fdatasync(op->handle->fd);
-    if (error < 0)
-        io_flush_failed(op, IOU_SYS_FDATASYNC, error);
-    struct link served;
-    pthread_mutex_lock(&syncing->lock);
-    syncing->running = false;
-    syncing->ended = syncing->begun;
-    waiters_serve(&syncing->waiters, &served);
-    pthread_mutex_unlock(&syncing->lock);
-    waiters_wake(&served);
-    pthread_mutex_lock(&syncing->lock);
-}
-
-static void await_sync(struct syncing *syncing) {
-    struct waiter waiter;
-    waiter_join(&waiter, &syncing->waiters);
-    pthread_mutex_unlock(&syncing->lock);
-    waiter_sleep(&waiter, FOR_EVER);
-    pthread_mutex_lock(&syncing->lock);
-}
-
 /*
  * The kernel tells a failure once for each open file: of two calls at a time the second one could succeed before the
  * first one has noted the error. So there is one at a time, and those who come while it runs share the next one. Looks
@@ -60,11 +34,12 @@ int io_sync(struct op *op) {
     if (error)
         return error;
     pthread_mutex_lock(&syncing->lock);
-    for (uint64_t mine = syncing->begun + 1; syncing->ended < mine;) {
-        if (syncing->running)
-            await_sync(syncing);
-        else
-            sync_once(op, syncing);
+    for (uint64_t need = sharing_need(&syncing->calls); sharing_begin(&syncing->calls, &syncing->lock, need);) {
+        pthread_mutex_unlock(&syncing->lock);
+        if ((error = sys_fdatasync(op->handle->fd)) < 0)
+            io_flush_failed(op, IOU_SYS_FDATASYNC, error);
+        pthread_mutex_lock(&syncing->lock);
+        sharing_end(&syncing->calls, &syncing->lock, false);
     }
     pthread_mutex_unlock(&syncing->lock);
     return io_check_flushes(op);

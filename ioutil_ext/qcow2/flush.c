@@ -196,13 +196,11 @@ static void fail_flush(struct qcow2 *q, const struct op *op, int error) {
     q->flushing.call = (iou_syscall)op->result.syscall;
 }
 
-/* A failure before the copy has changed nothing: those that would share this flush do it again. */
+/* A failure before the copy has changed nothing. */
 static int take_generation(struct qcow2 *q, struct op *op, struct generation *g) {
-    int error = space_move_table(q, op);
+    int error = q->flushing.error ? q->flushing.error : space_move_table(q, op);
     if (!error && (error = copy_generation(q, g)))
         error = op_fail(op, IOU_SYS_MALLOC, error);
-    if (error)
-        q->flushing.begun--;
     return error;
 }
 
@@ -214,22 +212,20 @@ static int put_generation(struct qcow2 *q, struct op *op, struct generation *g) 
         fail_flush(q, op, error);
     else
         finish_flush(q);
-    q->flushing.ended = q->flushing.begun;
     return error;
 }
 
+/* The flush has begun. */
 static int flush_once(struct qcow2 *q, struct op *op) {
     struct generation g = {0};
-    q->flushing.running = true;
-    q->flushing.begun++;
     int error = take_generation(q, op, &g);
+    bool nothing = error;
     if (!error)
         error = put_generation(q, op, &g);
     output_free(&g.blocks);
     output_free(&g.counts);
     output_free(&g.tables);
-    q->flushing.running = false;
-    qcow2_wake(q, &q->flushing.waiters);
+    sharing_end(&q->flushing.flushes, &q->lock, nothing);
     if (error) {
         q->freeing -= g.frees.clusters; /* they leak */
         qcow2_wake(q, &q->grace.waiters);
@@ -242,14 +238,11 @@ static int flush_once(struct qcow2 *q, struct op *op) {
 }
 
 int flush_run(struct qcow2 *q, struct op *op) {
+    struct sharing *flushes = &q->flushing.flushes;
     int error = 0;
     pthread_mutex_lock(&q->lock);
-    for (uint64_t mine = q->flushing.begun + 1; !error && !q->flushing.error && q->flushing.ended < mine;) {
-        if (q->flushing.running)
-            qcow2_await(q, &q->flushing.waiters);
-        else
-            error = flush_once(q, op);
-    }
+    for (uint64_t need = sharing_need(flushes); !error && sharing_begin(flushes, &q->lock, need);)
+        error = flush_once(q, op);
     if (q->flushing.error)
         error = io_flush_failed(op, q->flushing.call, q->flushing.error);
     pthread_mutex_unlock(&q->lock);
@@ -258,7 +251,7 @@ int flush_run(struct qcow2 *q, struct op *op) {
 
 bool flush_reclaim(struct qcow2 *q, struct op *op) {
     pthread_mutex_lock(&q->lock);
-    bool flushes = frees_pending(q) && (q->unlinked.clusters || q->flushing.running);
+    bool flushes = frees_pending(q) && (q->unlinked.clusters || q->flushing.flushes.running);
     pthread_mutex_unlock(&q->lock);
     if (flushes && flush_run(q, op) == 0)
         return true;

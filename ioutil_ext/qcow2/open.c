@@ -120,7 +120,7 @@ static struct qcow2 *new_image(iou_handle *file) {
     link_init(&q->space.waiters);
     link_init(&q->busy);
     link_init(&q->grace.waiters);
-    link_init(&q->flushing.waiters);
+    sharing_init(&q->flushing.flushes);
     return q;
 }
 

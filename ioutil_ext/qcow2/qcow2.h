@@ -89,11 +89,9 @@ struct busy {
 /* ---- flush.c ---------------------------------------------------------------------------------------------------- */
 
 struct flushing {
-    bool running;
-    uint64_t begun, ended; /* flushes */
-    int error;             /* the first failure, after which no table is written any more */
+    struct sharing flushes;
+    int error; /* the first failure, after which no table is written any more */
     iou_syscall call;
-    struct link waiters;
 };
 
 /* ---- bitmap.c --------------------------------------------------------------------------------------------------- */
