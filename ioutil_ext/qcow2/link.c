@@ -21,11 +21,11 @@ static int copy_table(struct qcow2 *q, struct op *op, uint64_t from, uint64_t to
     return error;
 }
 
-/* Give the new table its content, on which the next flush relies: zeros, or that of a table that a snapshot uses, too,
-   with its marks as they are. The slices in memory stay right. */
+/* Give the new table its content, on which the next flush relies: zeros that have space, or what a table has that a
+   snapshot uses, too, with its marks as they are. The slices in memory stay right. */
 static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct taken *taken) {
     uint64_t offset = taken->first << q->cluster_bits;
-    if (!old && taken->zeros)
+    if (!old && taken->reserved)
         return 0;
     pthread_mutex_unlock(&q->lock);
     int error = old ? copy_table(q, op, old, offset) : layer_zero(op, q->file, offset, q->cluster, IOU_ALLOCATE);

@@ -121,7 +121,7 @@ static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, 
     if (!recycled) {
         if (space->tail + count > space->end || (file && !space->tail_zeros))
             return -EAGAIN;
-        *taken = (struct taken){.first = space->tail, .count = count, .zeros = space->tail_zeros};
+        *taken = (struct taken){space->tail, count, space->tail_zeros, space->tail_zeros};
     }
     uint64_t rest = (((taken->first >> q->count_bits) + 1) << q->count_bits) - taken->first;
     taken->count = min_u64(taken->count, rest);
@@ -159,11 +159,12 @@ static void put_back(struct space *space, const struct taken *taken, bool zeros)
 
 /* ---- taking ----------------------------------------------------------------------------------------------------- */
 
-/* Make the first of chosen clusters a block, if their range has none yet. */
+/* Make the first of chosen clusters a block, if their range has none yet. It has space before a flush needs it: one
+   that fails there fails all later ones. */
 static int need_block(struct qcow2 *q, struct op *op, struct taken *taken) {
     if (refs_has_block(q, taken->first))
         return 0;
-    if (!taken->zeros) {
+    if (!taken->reserved) {
         pthread_mutex_unlock(&q->lock);
         int error = layer_zero(op, q->file, taken->first << q->cluster_bits, q->cluster, IOU_ALLOCATE);
         pthread_mutex_lock(&q->lock);
@@ -199,7 +200,7 @@ void space_give_back(struct qcow2 *q, struct op *op, const struct taken *taken, 
 }
 
 void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros) {
-    struct taken taken = {first, count, zeros};
+    struct taken taken = {.first = first, .count = count, .zeros = zeros};
     put_back(&q->space, &taken, zeros);
     q->counts.freed += count;
 }

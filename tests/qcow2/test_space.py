@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ioutil_ext import ffi, lib
-from tests.support.realstorage import loop_device
+from tests.support.realstorage import filled, loop_device
 
 from ..ioutil.engine_driver import Failed
 from .checker import Checked
@@ -240,6 +240,24 @@ def test_on_a_full_device_a_write_fails_if_the_flush_that_would_free_clusters_fa
         recorder.fault = Fault("fdatasync", errno.EIO, 0, for_ever=True)
         with pytest.raises(Failed, match="No space left"):
             disk.write(3 * MIB, b"e" * CLUSTER)
+
+
+def test_tables_have_space_before_a_flush_writes_them(tmp_path: Path, small_filesystem: Path) -> None:
+    """The free clusters are holes of the file. A flush that cannot write to one would fail all later ones."""
+    below = create(tmp_path / "below", "64M")
+    path = create(small_filesystem / "image", "64M", "cluster_size=4k", backing=below)
+    with Disk([Layer(path, str(below)), Layer(below)]) as disk:
+        disk.write(0, b"x" * MIB)
+        disk.flush()
+        disk.zero(0, MIB)
+        disk.flush()
+        with filled(small_filesystem):
+            tables = [disk.attempt(lib.IOU_ZERO, at, 4096).error for at in range(8 * MIB, 20 * MIB, 2 * MIB)]
+            assert set(tables) == {errno.ENOSPC}
+            disk.flush()
+        disk.zero(8 * MIB, 4096)
+        disk.flush()
+    assert checked(path) == 0
 
 
 def test_a_longer_table_of_counts_that_has_no_space_fails_its_flush_alone(tmp_path: Path) -> None:
