@@ -2,7 +2,6 @@
 """The transport of a connection: why reading is paused, which bytes are not sent yet, and the close."""
 
 import asyncio
-import os
 import select
 import socket
 import struct
@@ -54,8 +53,12 @@ class ClientTransport:
         """Return who the client is, for events: its address, or the user and process on a unix socket (unix(7))."""
         if self.address != LOCAL:
             return {"client": self.peer}
-        with socket.socket(fileno=os.dup(self.fileno)) as sock:
-            pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        borrowed = socket.socket(fileno=self.fileno)  # no copy: there may be no descriptor left for one
+        try:
+            found = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        finally:
+            borrowed.detach()
+        pid, uid, _ = _CREDENTIALS.unpack(found)
         return {"uid": uid, "pid": pid}
 
     @property
