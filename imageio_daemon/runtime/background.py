@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds between tries of surely_in_thread() to start a thread.
+#: Seconds between tries to start a thread for what has to end.
 INTERVAL = 0.1
 #: Seconds between two lines of the log about the lack of threads.
 TELL_INTERVAL = 60.0

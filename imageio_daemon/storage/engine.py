@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from .completion_queue import CompletionQueue, Explain, Submission, no_more
+from ..runtime.background import INTERVAL
+from .completion_queue import CompletionQueue, Explain, NoWorker, Submission, no_more
 from .completions import check, kind_name
 from .operation import Holder, Operation
 
@@ -59,7 +60,7 @@ class Engine:
     def submit_open(
         self, path: str, *, writable: bool, shared: bool = False, op: Operation | None = None
     ) -> "asyncio.Future[Any]":
-        """Open an image. The result of the future is the handle, which the caller closes with IOU_CLOSE.
+        """Open an image. The result of the future is the handle, which the caller closes with close().
 
         With `shared`, other programs may use an image that is writable here. If `op` is cancelled, the open ends while
         it waits for a thread. The future fails as that of submit(), or with ImageInUse.
@@ -109,6 +110,19 @@ class Engine:
                 queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control
             ),
         )
+
+    async def close(self, handle: Any, name: str) -> None:
+        """Close an image. While there is no thread for this, wait for one: an image that is open stays locked.
+
+        Raises StorageError, and Unavailable if the engine is stopping, which closes it.
+        """
+        while True:
+            try:
+                await self.submit(lib.IOU_CLOSE, handle, name=name)
+            except NoWorker:
+                await asyncio.sleep(INTERVAL)
+            else:
+                return
 
     def cancel_queued(self) -> None:
         """End cancelled operations that wait for a thread."""

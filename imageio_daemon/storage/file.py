@@ -81,7 +81,7 @@ class FileBackend(Backend):
     async def close(self) -> None:
         """Close the image. When this returns, its descriptor is closed."""
         self._closed = True
-        await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self.path)
+        await self._engine.close(self._handle, self.path)
 
     def _info(self) -> Any:
         info = ffi.new(_INFO)
@@ -112,7 +112,7 @@ async def _close_opened(engine: Engine, opening: "asyncio.Future[Any]", path: st
 
 async def _close(engine: Engine, handle: Any, path: str) -> None:
     with contextlib.suppress(Error):  # an engine that ends closes it
-        await engine.submit(lib.IOU_CLOSE, handle, name=path)
+        await engine.close(handle, path)
 
 
 def tell_writers(info: Any, path: str, *, shared: bool) -> None:

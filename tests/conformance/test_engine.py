@@ -3,6 +3,7 @@
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 import threading
@@ -12,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from imageio_daemon.errors import Unavailable
 from imageio_daemon.storage import completion_queue, completions, file
+from imageio_daemon.storage.completion_queue import CompletionQueue, Submission
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.operation import Operation
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
 from tests.support.polling import eventually, eventually_async
+from tests.support.processes import open_files
 from tests.support.syscalls import FALLOC_FL_PUNCH_HOLE
 
 
@@ -121,6 +125,33 @@ async def test_completion_that_cannot_be_told_of_is_handed_back(
         await engine.submit(lib.IOU_STAT, handle)
     monkeypatch.undo()
     assert [str(context["exception"]) for context in reported] == ["a bug"]
+
+
+def without_threads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let C refuse the next operations, as where it has no worker and can start none."""
+    submit, refused = CompletionQueue.submit, itertools.count()
+
+    def refuse(queue: CompletionQueue, pending: Submission, call: Callable[[Any, int], int]) -> Any:
+        return submit(queue, pending, call if next(refused) >= times else lambda *_: -errno.ENOMEM)
+
+    monkeypatch.setattr(CompletionQueue, "submit", refuse)
+
+
+async def test_image_is_closed_when_there_is_a_thread_again(
+    engine: Engine, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await FileBackend.open(engine, str(image), writable=True)
+    without_threads(monkeypatch, 2)
+    await asyncio.wait_for(backend.close(), 10)
+    assert str(image) not in open_files(os.getpid()).values()
+
+
+async def test_open_is_unavailable_without_a_thread(
+    engine: Engine, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_threads(monkeypatch, 1)
+    with pytest.raises(Unavailable, match="no thread"):
+        await FileBackend.open(engine, str(image), writable=True)
 
 
 async def test_method_that_is_given_up_is_logged_once_for_the_image(
