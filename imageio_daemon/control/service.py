@@ -61,6 +61,10 @@ class ControlService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. The next request makes another one."""
         self._connection.close()
 
     # Tickets

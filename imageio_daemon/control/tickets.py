@@ -103,6 +103,7 @@ def remove(options: argparse.Namespace, service: ControlService) -> None:
     states = service.tickets() if options.all else _selected(options, service)
     if options.all and not options.yes and sys.stdin.isatty():
         question = f"Remove {len(states)} tickets, and end their transfers? [y/N] "
+        service.close()  # the daemon does so after a minute, and people may think for longer
         if input(question).strip().lower() not in ("y", "yes"):
             raise ControlError("nothing was removed")
     for state in states:

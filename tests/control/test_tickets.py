@@ -4,12 +4,17 @@
 import secrets
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from imageio_daemon.control import tickets
+from imageio_daemon.control.arguments import parser
+from imageio_daemon.control.service import ControlService
 from tests.control.conftest import Ctl, run_on_terminal
 from tests.support.daemon import Certificates, Daemon, now
 from tests.support.images import MiB
+from tests.support.polling import eventually
 
 
 @pytest.fixture
@@ -209,6 +214,25 @@ def test_remove_of_all_asks_on_a_terminal(certificates: Certificates, image: Pat
         assert "Remove 2 tickets" in done.out
         assert done.status == (1 if left else 0)
         assert len(daemon.control("GET", "/tickets/").json()) == left
+
+
+def test_remove_of_all_waits_for_the_answer_for_as_long_as_it_takes(
+    certificates: Certificates, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Daemon(certificates, {"daemon": {"inactivity_timeout": 1}}) as daemon:
+        daemon.add_ticket(image, MiB)
+
+        def answer_late(_: str) -> str:
+            ended = "connection ended client=unix"  # of the one that has added the ticket, and of the command's
+            eventually(lambda: daemon.log.text().count(ended) == 2, "the daemon waits no longer")
+            return "yes"
+
+        monkeypatch.setattr("builtins.input", answer_late)
+        monkeypatch.setattr("sys.stdin", Mock(isatty=lambda: True))
+        options = parser().parse_args(["ticket", "remove", "--all", "--socket", daemon.control_socket])
+        with ControlService(daemon.control_socket) as service:
+            tickets.remove(options, service)
+        assert daemon.control("GET", "/tickets/").json() == []
 
 
 def test_remove_of_all_does_not_ask_a_script(certificates: Certificates, image: Path) -> None:
