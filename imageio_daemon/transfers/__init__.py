@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tickets in use. TransferStore.authorize() (store.py) decides whether a request may use a ticket's image.
 
-`ticket` and `keys` have what a ticket may say, `transfer` what runs. `active` has which transfers may go on,
-`rate_limits` how fast, `durable_records` what is known to be on stable storage. Tickets that outlive the process are in
+`ticket` and `keys` validate tickets, and `transfer` has the tickets in use. `active` decides which transfers may go on.
+`rate_limits` limits their rates. `durable_records` records the ranges on stable storage. Tickets outlive the process in
 `kept_tickets`.
 
 Use everything here on the event loop. Then the code between two `await` is one step, in which no other code runs. While

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transfers are active, and which may become active: all, those of a drain, or a limited number."""
+"""Limits on active transfers: a drain lets only some go on, and a limit allows only a number of them at a time."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Drain:
 
 
 def in_use(transfer: Transfer) -> bool:
-    """Tell whether a transfer is in use, or had a request in the last PAUSE seconds and may have another one."""
+    """Return whether a transfer is in use, or had a request in the last PAUSE seconds and may have another one."""
     return transfer.in_use or (transfer.permission.valid and transfer.permission.idle < PAUSE)
 
 
@@ -71,10 +71,10 @@ class AtWork:
 
 
 def _has_begun(transfer: Transfer) -> bool:
-    """Tell whether a transfer is in use, or has had a request."""
+    """Return whether a transfer is in use, or has had a request."""
     return transfer.in_use or transfer.permission.used > 0
 
 
 def _works(transfer: Transfer, seconds: float) -> bool:
-    """Tell whether a transfer that has begun `seconds` ago is active, also before its first request is counted."""
+    """Return whether a transfer that has begun `seconds` ago is active, also before its first request is counted."""
     return in_use(transfer) or (seconds < PAUSE and not transfer.permission.canceled)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a transfer, with their limit, and callbacks that tell them when the transfer is cancelled."""
+"""The connections of a transfer, with their limit, and the callbacks that are called when the transfer is cancelled."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,11 +43,11 @@ class Connections:
     ) -> None:
         """Count a connection that uses this transfer. Adding it again has no effect.
 
-        The status shows the service, the client (address and port, or `unix`), and what `doing` returns. Pass on_cancel
-        for a connection that has to do something when the transfer ends: one of NBD ends, one of HTTP stays and closes
-        what it keeps for the transfer (Exchange.kept()). It is called, possibly more than once, when the
-        transfer is cancelled or closes its image after the ticket's expiry, and must not end the connection at once.
-        Raises TooManyConnections, and Canceled if the transfer was cancelled.
+        The status shows the service, the client (address and port, or `unix`), and the result of `doing`. Pass
+        on_cancel if the connection has to do something at the end of the transfer: an NBD connection ends, an HTTP
+        connection stays and closes the object that it keeps for the transfer (Exchange.kept()). on_cancel is called,
+        possibly more than once, when the transfer is cancelled, or closes its image after the ticket's expiry. It must
+        not end the connection at once. Raises TooManyConnections, and Canceled if the transfer was cancelled.
         """
         self._permission.require_not_canceled()
         if connection in self._connections:

@@ -133,7 +133,7 @@ class DurableRecords:
 
     @property
     def working(self) -> bool:
-        """Tell whether a thread still works for an earlier watch()."""
+        """Return whether a thread still works for an earlier watch()."""
         return self._working is not None and not self._working.done()
 
     def _work(self, writers: Sequence[RecordWriter], due: Sequence[RecordWriter], *, tidies: bool) -> None:

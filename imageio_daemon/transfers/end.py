@@ -74,7 +74,7 @@ class TransferEnd:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the transfer has left its image, and no other cancelled transfer uses it, under any url."""
+        """Return whether the transfer has left its image, and no other cancelled transfer uses it, under any url."""
         return self._ended.is_set()
 
     @property
@@ -84,7 +84,7 @@ class TransferEnd:
 
     @property
     def in_use(self) -> bool:
-        """Tell whether the image is used by requests of this transfer, by its open or close, or by a cancelled one."""
+        """Return whether this transfer uses the image, also to open or close it, or a cancelled transfer does."""
         others = self._canceled.uses(self.ticket.url, self.identity, but=self)
         return bool(self._traffic.running or self._image.on_its_way or others)
 
@@ -113,7 +113,7 @@ _Key = tuple[str, object]
 
 
 class _Users:
-    """The cancelled transfers that have not left an image, and the event for which all wait who want the image."""
+    """The cancelled transfers that have not left an image, and an event that is set when they have."""
 
     def __init__(self) -> None:
         self.transfers: set[TransferEnd] = set()
@@ -155,7 +155,7 @@ class CanceledTransfers:
             self._identified += key[0] == "identity"
 
     def leave(self, transfer: TransferEnd) -> None:
-        """Note that a transfer has left its image. The last one wakes what waits. No effect if it was not added."""
+        """Note that a transfer has left its image. The last one wakes waiting tasks. No effect if it was not added."""
         keys = self._keys.get(transfer, set())
         while keys:
             key = keys.pop()
@@ -185,11 +185,11 @@ class CanceledTransfers:
 
     @property
     def any_identified(self) -> bool:
-        """Tell whether any transfer has not left an image whose identity is known."""
+        """Return whether any transfer has not left an image whose identity is known."""
         return self._identified > 0
 
     def uses(self, url: str, identity: object, *, but: object) -> bool:
-        """Tell whether a transfer other than `but` may use the image of this url or identity, which may be None."""
+        """Return whether a transfer other than `but` may use the image of this url or identity, which may be None."""
         return any(users.transfers - {but} for users in self._of_image(url, identity))
 
     async def until_ended(self, ticket_id: str, timeout: float) -> None:

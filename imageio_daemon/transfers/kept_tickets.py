@@ -107,7 +107,7 @@ class KeptTickets:
     def renew(self, *, at_end: bool = False) -> None:
         """Write the files of tickets that use has renewed, and remove those of expired ones, without waiting.
 
-        With `at_end`, write all of them. Otherwise write some, and let a later call write the others, after these.
+        With `at_end`, write all these files. Otherwise write some, and let later calls write the others.
         """
         files = self._files
         if files is None or (not at_end and not all(done.done() for done in self._renewing)):
@@ -155,7 +155,7 @@ class KeptTickets:
         return record
 
     def _bring_in_step(self, files: FileWriter, transfer: Transfer, *, renews: bool = False) -> Done:
-        """Write the file of a valid ticket, or remove that of another. `renews` tells that only use has changed it.
+        """Write the file of a valid ticket, or remove that of another. With `renews`, only use has changed the ticket.
 
         Then an old file stays if it cannot be replaced. Raises InvalidRequest if the state of the ticket is too large.
         """
@@ -174,7 +174,7 @@ class KeptTickets:
         return done
 
     def _note(self, ticket_id: str, done: Done, expires: float | None, *, renews: bool = False) -> None:
-        """Note what is on the disk. A thread of the writer calls this."""
+        """Note the state of a file on the disk. A thread of the writer calls this."""
         if done.exception() is not None:
             if not renews:
                 self._on_disk[ticket_id] = -1.0
@@ -188,9 +188,9 @@ class KeptTickets:
         return self._on_disk.get(transfer.ticket.ticket_id, -1.0)
 
     def _outdated(self, transfer: Transfer, *, at_end: bool = False) -> bool:
-        """Tell whether the file has to be written or removed, because the ticket was renewed or has expired.
+        """Return whether the file has to be written or removed, because the ticket was renewed or has expired.
 
-        With `at_end`, the daemon ends, so that even a short renewal is worth it.
+        With `at_end` the daemon ends, so even a short renewal has to be written.
         """
         told, until = self._on_disk.get(transfer.ticket.ticket_id), transfer.until
         if until <= self._clock():
@@ -202,7 +202,7 @@ class KeptTickets:
         )
 
     def _is_kept(self, transfer: Transfer) -> bool:
-        """Tell whether a transfer is in the store, and should outlive the process."""
+        """Return whether a transfer is in the store, and should outlive the process."""
         return transfer.kept and self._transfers.get(transfer.ticket.ticket_id) is transfer
 
 

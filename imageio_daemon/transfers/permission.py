@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The permission of a ticket. It expires; the control service extends it, use renews it, and a cancel ends it.
 
-A finalize ends the permission to write before: from then on nothing changes the image through the ticket.
+A finalize ends the permission to write earlier. From then on nothing changes the image through the ticket.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from .traffic import Clock, Traffic
 
 
 class Seal:
-    """Tell whether a ticket may still write.
+    """Decide whether a ticket may still write.
 
     A seal is open at first, closing while the image is verified, and then closed for good, or open again.
     """
@@ -26,7 +26,7 @@ class Seal:
 
     @property
     def open(self) -> bool:
-        """Tell whether changes may begin."""
+        """Return whether changes may begin."""
         return not self.closed and self._quiet is None
 
     def require_open(self) -> None:
@@ -64,7 +64,7 @@ class Seal:
 
 
 class Permission:
-    """Tell whether a ticket may be used.
+    """Decide whether a ticket may be used.
 
     The seal can end writing before the ticket ends. The lease has the expiry of the ticket. C reads and renews it, too.
     """
@@ -97,17 +97,17 @@ class Permission:
 
     @property
     def valid(self) -> bool:
-        """Tell whether the ticket is neither cancelled nor expired."""
+        """Return whether the ticket is neither cancelled nor expired."""
         return not (self.canceled or self.expired)
 
     @property
     def writable(self) -> bool:
-        """Tell whether the ticket allows writing, and the image is neither finalized nor being verified."""
+        """Return whether the ticket allows writing, and the image is neither finalized nor being verified."""
         return self._ticket.may(Access.WRITE) and self.seal.open
 
     @property
     def expired(self) -> bool:
-        """Tell whether the ticket has expired. extend() revives it."""
+        """Return whether the ticket has expired. extend() revives it."""
         return self._clock() >= self.lease.expires
 
     @property

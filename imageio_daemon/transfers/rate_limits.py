@@ -14,7 +14,7 @@ from .ticket import Ticket
 
 
 class LimitChanges(NamedTuple):
-    """What a request changes of the limits of all transfers. None leaves a limit as it is.
+    """The changes of the limits of all transfers in a request. None leaves a limit as it is.
 
     For `rate` and `tenant_rate`, see RateLimits. `transfers` is how many may be active at a time. 0 is no limit.
     `tenants` has the rates of single tenants by their names. A tenant with None has `tenant_rate` again.

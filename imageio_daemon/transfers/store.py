@@ -72,7 +72,7 @@ class TransferStore:
         self.drain: Drain | None = None
         #: The transfers that may be active.
         self.at_work = AtWork(self._transfers)
-        #: What storage has done for all transfers, by the kind of their images.
+        #: The totals of storage for all transfers, by the kind of their images.
         self.totals: Sums[str, Transfer, Totals] = Sums(Totals(), Transfer.totals)
 
     def add(self, ticket: Ticket) -> Transfer:
@@ -126,7 +126,7 @@ class TransferStore:
         await self.keep(transfer)
 
     async def keep(self, transfer: Transfer) -> bool:
-        """Write the file of a ticket, with its expiry and kept_state, and tell whether that is durable.
+        """Write the file of a ticket, with its expiry and kept_state, and return whether it is durable.
 
         Call this after a change of expiry or kept_state. The file of a ticket that is not valid any more is removed.
         This does nothing without a state directory, for tickets of add(), and for transfers that have left the store.
@@ -169,7 +169,7 @@ class TransferStore:
 
     @property
     def keeps_records(self) -> bool:
-        """Tell whether tickets that may write have records of what is durable."""
+        """Return whether tickets that may write have records of durable ranges."""
         return self._records.wanted
 
     def get(self, ticket_id: str) -> Transfer | None:
@@ -213,7 +213,7 @@ class TransferStore:
         transfer = self._transfers.get(ticket_id)
         if transfer is not None:
             self._canceled.add(transfer.end)
-            if not transfer.permission.canceled:  # otherwise an earlier removal has told it
+            if not transfer.permission.canceled:  # otherwise an earlier removal has reported it
                 self._events.tell("ticket canceled", by, transfer=transfer.ticket.log_name)
             self._cancel(transfer)
         forgotten = self.kept_tickets.forget([ticket_id])

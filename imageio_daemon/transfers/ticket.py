@@ -150,7 +150,7 @@ class Ticket:
 
     @property
     def proxied(self) -> bool:
-        """Tell whether requests for the image are passed on to another server of the images API."""
+        """Return whether requests for the image are passed on to another server of the images API."""
         return http_url.is_http(self.url)
 
     @property
@@ -172,7 +172,7 @@ class Ticket:
         return next((name for name, has in known.items() if has(self.url)), "file")
 
     def may(self, access: Access) -> bool:
-        """Tell whether the ticket allows the access. Write access includes read access."""
+        """Return whether the ticket allows the access. Write access includes read access."""
         return access in self.ops or Access.WRITE in self.ops
 
     def require(self, access: Access) -> None:
@@ -181,7 +181,7 @@ class Ticket:
             raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
 
     def counts(self, access: Access) -> bool:
-        """Tell whether bytes of this access are progress. On a ticket with both operations, no bytes are."""
+        """Return whether bytes of this access count as progress. On a ticket with both operations, none do."""
         return self.ops == (access,)
 
     def require_range(self, offset: int, length: int) -> None:
@@ -192,7 +192,7 @@ class Ticket:
 
 
 class Changes(NamedTuple):
-    """What a request changes of a ticket. None leaves a value as it is.
+    """The changes of a ticket in a request. None leaves a value as it is.
 
     `timeout` is in seconds from now, and `rate` is as in Ticket.
     """

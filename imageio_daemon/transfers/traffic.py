@@ -74,11 +74,11 @@ class Traffic:
         self._bytes = 0
         self._totals = Totals()  # totals of ended operations and lanes
 
-    # What runs
+    # Running operations and lanes
 
     @property
     def any(self) -> bool:
-        """Tell whether an operation or a lane may use the image."""
+        """Return whether an operation or a lane may use the image."""
         return bool(self._operations or self._lanes)
 
     @property
@@ -99,11 +99,11 @@ class Traffic:
         """Return all operations and lanes. Each can be cancelled."""
         return [*self._operations, *self._lanes]
 
-    # What comes and goes
+    # Beginning and end
 
     @property
     def changing(self) -> bool:
-        """Tell whether an operation or a lane may change the image."""
+        """Return whether an operation or a lane may change the image."""
         return bool(self._changing)
 
     def changing_lanes(self) -> list[Lane]:
@@ -150,7 +150,7 @@ class Traffic:
         self._bytes += lane.done
         self._totals = self._totals.plus(lane.totals())
 
-    # What was done
+    # Totals
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Add `length` bytes to those that were zeroed by a method."""
@@ -195,7 +195,7 @@ class Traffic:
             self._pauses.look(active, now)
 
     def bytes_per_second(self, moved: int) -> int:
-        """Return the present rate, with the bytes that totals() tells."""
+        """Return the present rate. `moved` is the number of bytes in totals()."""
         return self._rate.per_second(self._clock(), moved)
 
     def fields(self, seconds: float, active: float) -> dict[str, object]:

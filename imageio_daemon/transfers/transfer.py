@@ -137,12 +137,12 @@ class Transfer:
 
     @property
     def in_use(self) -> bool:
-        """Tell whether a request runs, or a connection is there that may begin one."""
+        """Return whether a request runs, or there is a connection that may begin one."""
         return self.running > 0 or (len(self.connections) > 0 and not self.permission.canceled)
 
     @property
     def in_force(self) -> bool:
-        """Tell whether the ticket is valid, or was valid when a running request began."""
+        """Return whether the ticket is valid, or was valid when a running request began."""
         return self.permission.valid or self.running > 0
 
     @property
@@ -189,7 +189,7 @@ class Transfer:
 
     @property
     def record(self) -> DurableRecord | None:
-        """Return the record of what is durable, if there is one. It is empty while the image is not open."""
+        """Return the record of durable ranges, if there is one. It is empty while the image is not open."""
         return self._image.record if self.ticket.may(Access.WRITE) and self._records.wanted else None
 
     async def backend(self) -> Backend:
@@ -220,7 +220,7 @@ class Transfer:
     def cancel(self, *, goes_on: bool = False) -> None:
         """Refuse new requests, and make running ones end at their next step. Returns at once; see TransferEnd.
 
-        Pass goes_on=True if the next process goes on with the transfer. Then an image with a record of what is durable
+        Pass goes_on=True if the next process goes on with the transfer. Then an image with a record of durable ranges
         is flushed before it is closed.
         """
         if self.permission.canceled:
@@ -254,7 +254,7 @@ class Transfer:
         self.traffic.sample(self.permission.lease.active)
 
     def totals(self) -> Totals:
-        """Return what was done for this transfer so far."""
+        """Return the totals of this transfer so far."""
         return self.traffic.totals()._replace(limited=self.bucket.limited)
 
     def status(self) -> dict[str, Any]:

@@ -61,13 +61,13 @@ class TransferImage:
 
     @property
     def record(self) -> DurableRecord:
-        """Return the record of what is durable. It is empty if the image is not open, or has no record."""
+        """Return the record of durable ranges. It is empty if the image is not open, or has no record."""
         writer = self._writer
         return NO_RECORD if writer is None else writer.record
 
     @property
     def on_its_way(self) -> bool:
-        """Tell whether the image is being opened or released."""
+        """Return whether the image is being opened or released."""
         return self._opening is not None
 
     async def backend(self, require: Callable[[], None]) -> Backend:
@@ -168,7 +168,7 @@ class TransferImage:
             raise
 
     async def _record(self, backend: Backend) -> None:
-        """Begin a record of what is durable for the image. If that fails, close the image."""
+        """Begin a record of durable ranges for the image. If that fails, close the image."""
         try:
             self._writer = await self._records.open(self._ticket, backend)
         except BaseException:
