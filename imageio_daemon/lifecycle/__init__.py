@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon does apart from serving: it becomes its user, reloads, watches, and tells how it is.
+"""The work of a daemon apart from serving: become its user, reload, check tickets and storage, and report its state.
 
-It tells the service manager, those who ask for its health, and Prometheus.
+It reports to the service manager, to clients that ask for its health, and to Prometheus.
 """

@@ -30,10 +30,10 @@ class Liveness:
         self._asked.set_result(None)  # nothing waits
 
     def ask(self) -> bool:
-        """Ask the lanes, and return whether the question before was answered.
+        """Ask the lanes, and return whether the previous question was answered.
 
-        False: it still waits, and this does not ask another one; or `look` raised an exception, which is logged. The
-        watchdog and the checks of health share the one question.
+        Returns False if that question still waits; then this does not ask again. Also returns False if `look` raised an
+        exception, and logs that. The watchdog and the checks of health share the question.
         """
         if not self._asked.done():
             return False

@@ -25,7 +25,7 @@ def of_buffers(config: Config) -> int:
 
 
 def is_raised(config: Config) -> bool:
-    """Tell whether buffer_memory is too small, so that LEAST counts."""
+    """Return whether buffer_memory is too small, so that LEAST counts."""
     return config.daemon.buffer_memory < LEAST
 
 

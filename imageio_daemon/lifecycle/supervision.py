@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to the service manager: the daemon's state, what it does, and that it is alive."""
+"""Messages to the service manager: the daemon's state, a status text, and signs of life."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class Supervision:
         return "it cannot be told how the daemon is" if self._failed else ""
 
     def ready(self, listening: str) -> None:
-        """Tell that the services listen. `listening` says where, for people."""
+        """Report that the services listen. `listening` says where, for people."""
         self._listening = listening
         self._status = self._whole(listening)
         self._notify(f"READY=1\nSTATUS={self._status}")
@@ -61,7 +61,7 @@ class Supervision:
             self._notify("READY=1")
 
     def stopping(self, seconds: float) -> None:
-        """Tell that the daemon begins to stop, and needs at most `seconds`, even if the unit allows less."""
+        """Report that the daemon begins to stop, and needs at most `seconds`, even if the unit allows less."""
         self._notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     async def watch_status(self, store: TransferStore, served: Served) -> None:

@@ -11,7 +11,7 @@ from ..transfers.transfer import Transfer
 
 #: States of tickets in metrics. A ticket is `ending` from its cancellation until its image is closed.
 TICKETS = ("active", "idle", "expired", "ending")
-#: States of records of what is durable. The journal of a `failed` one cannot be kept. A `closed` one has ended for
+#: States of records of durable ranges. The journal of a `failed` one cannot be kept. A `closed` one has ended for
 #: good, after a failed flush.
 RECORDS = ("kept", "closed", "failed")
 #: Tickets to look at before other tasks have their turn on the event loop. Each takes 15 us.
@@ -19,11 +19,11 @@ BATCH = 100
 
 
 class TicketCounts:
-    """What a look at all tickets has found.
+    """The results of a look at all tickets.
 
-    `totals` has what storage has done, by the kind of storage. These numbers never decrease. `states` counts tickets by
+    `totals` has the totals of storage, by the kind of storage. These numbers never decrease. `states` counts tickets by
     state. `waits` has, by the kind of storage, the seconds for which requests have waited for it now. `records` counts
-    records of what is durable by state, and `durable` is the sum of their bytes.
+    records of durable ranges by state, and `durable` is the sum of their bytes.
     """
 
     def __init__(self, totals: dict[str, Totals]) -> None:
