@@ -51,7 +51,7 @@ class Degraded:
         return {feature: self._whys[feature]() if feature in self._whys else "" for feature in Feature}
 
     def summary(self) -> str:
-        """Return what is not in force, for people, on one line; "" if all is."""
+        """Return a line that names the features that are not in force, or "" if all are."""
         return ", ".join(f"{feature}: {why}" for feature, why in self.reasons().items() if why)
 
     def look(self) -> None:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 Done = concurrent.futures.Future[bool]
 
-#: Most files to write at a time. The journal of a file system joins what is flushed at the same time: 128 files of 600
+#: Most files to write at a time. The journal of a file system joins flushes of the same time: 128 files of 600
 #: bytes took 8 ms each one after the other, and 0.5 ms each four at a time (ext4 on a busy virtual disk).
 THREADS = 4
 
@@ -101,7 +101,7 @@ class FileWriter:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[str, _WantedFile] | None:
-        """Wait for a file that is not busy, and return its name and what is wanted. Return None at the end."""
+        """Wait for a file that is not busy, and return its name and its wanted content. Return None at the end."""
         with self._changed:
             while True:
                 for wanted in (self._removals, self._writes):

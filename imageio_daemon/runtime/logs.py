@@ -179,7 +179,7 @@ class LineHandler(logging.Handler):
 
 
 def _is_journal(fd: int) -> bool:
-    """Tell whether the descriptor is a stream of systemd's journal (JOURNAL_STREAM in systemd.exec(5))."""
+    """Return whether the descriptor is a stream of systemd's journal (JOURNAL_STREAM in systemd.exec(5))."""
     try:
         status = os.fstat(fd)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that Python serves: its operation, and what it waits for. lane/work.c does the same for lanes.
+"""A request that Python serves: its operation and its waits. lane/work.c does the same for lanes.
 
 It also knows if its image could not be opened, so that a request tries to open an image once, not in each of its steps.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class Wait(StrEnum):
-    """What a request waits for.
+    """The kinds of waits of a request.
 
     CLIENT is for bytes from the client, or for room to send to it. TURN is for memory, the device or earlier changes.
     """
@@ -42,7 +42,7 @@ class Worker(Protocol):
 
 
 class RequestActivity:
-    """One request that Python serves: its operation, and how long it has waited, by what it waited for."""
+    """One request that Python serves: its operation, and the time of its waits by kind."""
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()

@@ -9,18 +9,18 @@ from . import logs
 log = logging.getLogger(__name__)
 
 
-#: Seconds after which a request is slow. Its line says what it has waited for. With requests of 4 MiB, as clients send
+#: Seconds after which a request is slow. Its line shows its waits. With requests of 4 MiB, as clients send
 #: them, that is less than 400 KiB/s.
 SLOW = 10.0
 
 
 def wanted() -> bool:
-    """Tell whether all requests are logged at the current level."""
+    """Return whether all requests are logged at the current level."""
     return log.isEnabledFor(logging.DEBUG)
 
 
 def tell(seconds: float, waited: Mapping[str, float], **fields: object) -> None:
-    """Log an answered request that took `seconds`, of which it has `waited` these, by what it waited for."""
+    """Log an answered request that took `seconds`. `waited` has the seconds of its waits, by kind."""
     if seconds >= SLOW:
         known = {f"wait_{name}": round(wait, 1) for name, wait in waited.items() if wait >= 0.05}
         log.info("slow request", extra=logs.fields(**fields, seconds=round(seconds, 1), **known))

@@ -221,7 +221,7 @@ def _require_writable(fd: int) -> None:
 
 
 def _has_version(fd: int) -> bool:
-    """Tell whether the directory has a version. Raises OSError if it has another one than VERSION."""
+    """Return whether the directory has a version. Raises OSError if it has another one than VERSION."""
     try:
         found = read_file(fd, _VERSION_FILE, MAX_VERSION)
     except FileNotFoundError:

@@ -32,7 +32,7 @@ class Passed(NamedTuple):
 
 
 def is_there() -> bool:
-    """Tell whether a service manager wants to be notified."""
+    """Return whether a service manager wants to be notified."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
