@@ -31,9 +31,9 @@ class Instruction:
 
     `writes` is true for a PUT, false for a GET. The range of the image has `length` bytes from `offset`, or as many as
     come in chunks if `length` is None. The body of a PUT has `body` bytes as it is sent, or comes in chunks if `body`
-    is None. `encoded` tells that it is a frame of zstd. With `flush`, the bytes are on stable storage before the
-    answer. `expects` tells that the client waits for 100 Continue. `status` is the status of the answer, and `answer`
-    the whole of it, or its head, with DATE once. With `packed`, the range is one of this file, not of the image.
+    is None. With `encoded` it is a frame of zstd. With `flush`, the bytes are on stable storage before the
+    answer. With `expects`, the client waits for 100 Continue. `status` is the status of the answer, and `answer`
+    is the whole answer or its head, with DATE once. With `packed`, the range is one of this file, not of the image.
     """
 
     writes: bool
@@ -114,7 +114,7 @@ _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Asks(NamedTuple):
-    """What a request asks of its answer.
+    """The wishes of a request for its answer.
 
     With `origin`, the answer has to allow pages of another origin to read it. With `json`, an error is a document, not
     a line of text.
@@ -125,7 +125,7 @@ class Asks(NamedTuple):
 
     @classmethod
     def of(cls, said: Any) -> "Asks":
-        """Return what C has read in the head of a request."""
+        """Make this of the flags that C has read in the head of a request."""
         return cls(said.asks & lib.IOU_ASKS_ORIGIN != 0, said.asks & lib.IOU_ASKS_JSON != 0)
 
 
@@ -208,7 +208,7 @@ class HttpLane(Lane):
 
     @staticmethod
     def operation(record: Any) -> str:
-        """Return the name of what a request does."""
+        """Return the name of a request's operation."""
         return kind_name(record.kind)
 
     def end(self) -> HttpEnd:

@@ -175,7 +175,7 @@ class Lane:
             if self._lane:
                 lib.iou_lane_abort(self._lane)
 
-    # Counters and what runs
+    # Counters and running requests
 
     @property
     def stats(self) -> Any:

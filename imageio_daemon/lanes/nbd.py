@@ -23,7 +23,7 @@ class NbdTerms(Terms):
 
     `contexts` has the ids of the selected contexts: 1 is base:allocation, 2 the first bitmap of the image, and so on.
     `errors` has the NBD error for each errno. All others become EIO. `structured` and `extended` choose the kind of
-    replies. `can_flush` tells that the server offers FLUSH and FUA. The lane sends `reply` first.
+    replies. With `can_flush`, the server offers FLUSH and FUA. The lane sends `reply` first.
     """
 
     contexts: Sequence[int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lanes tell the log: requests, and operations that failed or were slow.
+"""Log lines of lanes: requests, and operations that failed or were slow.
 
 C keeps records of slow requests, or of all requests if the level of the log includes them. Python reads the records at
 intervals, so a lane does not wake a thread of Python. C counts the records for which it has no room.
@@ -35,7 +35,7 @@ BATCH = 64
 
 Describe = Callable[[Any], dict[str, object]]
 
-#: What requests wait for, by C's iou_wait.
+#: The kinds of waits, by C's iou_wait.
 WAITS = {
     int(lib.IOU_WAIT_PEER): Wait.CLIENT,
     int(lib.IOU_WAIT_LIMIT): Wait.LIMIT,
@@ -45,7 +45,7 @@ WAITS = {
 
 
 def waited(record: Any) -> dict[str, float]:
-    """Return for how many seconds a request has waited, by what it waited for. Pass its iou_record."""
+    """Return for how many seconds a request has waited, by kind of wait. Pass its iou_record."""
     return {name: record.waited[kind] / 1e9 for kind, name in WAITS.items()}
 
 
