@@ -35,7 +35,7 @@ class BackendInfo:
     """The properties and abilities of an open image. Sizes are in bytes."""
 
     size: int
-    block_size: int  # the least that the storage reads or writes; of an NBD server its minimum
+    block_size: int  # the least that the storage reads or writes; for an NBD server its minimum
     can_grow: bool  # a write past the end makes the image larger
     can_fast_zero: bool  # as far as is known, zeroing a range needs no data I/O
     can_fast_allocate: bool = False  # as can_fast_zero, for a range that stays provisioned

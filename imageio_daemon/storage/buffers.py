@@ -202,7 +202,7 @@ class BufferPool:
         return rounded
 
     def _may_have(self, owner: Hashable, size: int) -> bool:
-        """Tell whether an owner's quota allows another buffer."""
+        """Return whether an owner's quota allows another buffer."""
         in_use = self._in_use_by[owner]
         return owner is None or not in_use or bool(lib.iou_may_have(in_use, size, self.limit - self.in_use))
 

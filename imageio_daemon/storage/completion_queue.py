@@ -41,7 +41,7 @@ def no_more(_: Any) -> Error | None:
 
 @dataclass(eq=False, slots=True)
 class Submission:
-    """An operation for the engine: its range in bytes, and what lives until its end.
+    """An operation for the engine: its range in bytes, and the objects that live until its end.
 
     `name` is the image's, for errors. The holders are retained, and `held` is memory that C reads or fills.
     """

@@ -65,14 +65,14 @@ class DurableRecord:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether write() should be called, because durable ranges wait for it."""
+        """Return whether write() should be called, because durable ranges wait for it."""
         return bool(lib.iou_durable_is_due(self.shared))
 
     def write(self) -> None:
         """Write what the journal does not have yet. Blocks."""
         lib.iou_durable_write(self.shared)
 
-    # What the record has
+    # The ranges of the record
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the durable (start, end) ranges in order.

@@ -54,7 +54,7 @@ class FileBackend(Backend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now, without I/O. Raises Canceled if the image was closed."""
+        """Return the present properties, without I/O. Raises Canceled if the image was closed."""
         info = self._info()
         # Each request asks for it, and it is nearly always the same. Making it takes ten times as long as comparing.
         changing = (info.size, info.can_punch_hole, info.can_zero_range, info.can_fallocate)
@@ -74,7 +74,7 @@ class FileBackend(Backend):
         return None if space == UNKNOWN_SPACE else space
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the image was one hole at the last refresh(), and this process has written nothing."""
+        """Return whether the image was one hole at the last refresh(), and this process has written nothing."""
         op.require_running()
         return bool(self._info().reads_zero)
 

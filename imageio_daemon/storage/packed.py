@@ -13,7 +13,7 @@ from ..units import TiB
 from .backend import Backend
 from .completions import check
 
-#: Clusters have 64 KiB, as those that qemu makes, or the least power of two above with which a disk has few enough.
+#: Clusters have 64 KiB, as in qemu. A disk that would have too many has the next larger ones with which it has not.
 MIN_CLUSTER_BITS, MAX_CLUSTER_BITS = 16, 21
 _MOST_BITS = int(lib.IOU_PACKED_CLUSTERS).bit_length() - 1
 #: Bytes of the largest disk: its map has 4 MiB.
@@ -23,10 +23,10 @@ LARGEST = 1 << (MAX_CLUSTER_BITS + _MOST_BITS)
 class PackedDisk:
     """A handle of C from which the file is read.
 
-    A lane that reads it has a reference of its own: close it when that has begun. The file is that of the extents that
-    were told, and all reads are of this one file. Its data is that of the time of each read. The image must not be
-    closed before this is, nor before the lane has ended. Raises InvalidRequest if the disk is too large, Canceled if
-    the image was closed, StorageError.
+    Add all extents by tell(), then call place(). All reads see the file with these extents, and the data that the image
+    has at the time of the read. A lane has its own reference to the handle, so call close() when the lane has begun. Do
+    not close the image before that, nor before the lane has ended. Raises InvalidRequest if the disk is too large,
+    Canceled if the image was closed, and StorageError.
     """
 
     def __init__(self, image: Backend, size: int) -> None:
@@ -37,18 +37,21 @@ class PackedDisk:
         self.handle: Any = ffi.gc(result[0], lib.iou_packed_free)
         #: Bytes of the file.
         self.length = 0
-        #: What tells its layout from that of any other file.
+        #: A text that is different for each layout of the file.
         self.layout = ""
-        #: The generation of the image that was told, or 0 if changes of it may go unseen; the layout is "" then.
+        #: The generation of the image, or 0 if its changes may go unseen; then the layout is "".
         self.generation = 0
 
     def tell(self, found: ExtentList) -> None:
-        """Tell what follows in the disk. Raises StorageError."""
+        """Add the next extents of the disk. Raises StorageError."""
         ends, flags = ffi.from_buffer("uint64_t[]", found.bounds[1:]), ffi.from_buffer("uint8_t[]", found.flags)
         check(lib.iou_packed_tell(self.handle, ends, flags, len(found)), "make a qcow2 file")
 
     def place(self, generation: int) -> None:
-        """End telling, of an image of that generation. Raises Shortened if it was not all of the disk, StorageError."""
+        """Lay the file out when all extents were added. They are those of this generation of the image.
+
+        Raises Shortened if the extents do not reach the end of the disk, and StorageError.
+        """
         where, size, info = ffi.new("void **"), ffi.new("uint64_t *"), ffi.new("iou_info *")
         code = lib.iou_packed_place(self.handle, where, size)
         if code == -errno.ENODATA:

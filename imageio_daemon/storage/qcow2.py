@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 LOCKED = 1.0
 RETRY = 0.1
 
-#: What can become of an image at its opening, as metrics have it.
+#: The possible results of opening an image, for metrics.
 VERDICTS = ("native", "fallback", "refused")
 
 
@@ -54,13 +54,13 @@ class Qcow2Backend(FileBackend):
 
     _identity: object
     _first: int  # the _changes at the opening of an image that may read as zeros, else 0
-    _bitmap: str | None  # the bitmap that has what has changed
+    _bitmap: str | None  # the name of the bitmap for Context.DIRTY
 
     @classmethod
     async def start(
         cls, engine: Engine, found: Chain, *, writable: bool, shared: bool, bitmap: str | None = None
     ) -> Self:
-        """Open the files of a chain. `bitmap` has what has changed. If the image lacks it, it is served without.
+        """Open the files of a chain, with a bitmap for Context.DIRTY. An image that lacks it is served without.
 
         Raises NotNative, ImageInUse, StorageError, and Unusable if the image is damaged.
         """
@@ -86,7 +86,7 @@ class Qcow2Backend(FileBackend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now, without I/O. Raises Canceled if the image was closed."""
+        """Return the present properties, without I/O. Raises Canceled if the image was closed."""
         return replace(
             super().info,
             can_grow=False,
@@ -106,7 +106,7 @@ class Qcow2Backend(FileBackend):
         return super().generation
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the image reads as zeros by its tables, and was not changed since it was opened."""
+        """Return whether the image reads as zeros by its tables, and was not changed since it was opened."""
         op.require_running()
         size = self.info.size
         if not self._first or self._changes != self._first:

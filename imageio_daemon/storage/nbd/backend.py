@@ -88,7 +88,7 @@ class NbdBackend(Backend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now, without I/O."""
+        """Return the present properties, without I/O."""
         agreed = self._client.agreed
         fast = self._zero_unit is not None and agreed.can(ExportFlag.SEND_FAST_ZERO)
         return BackendInfo(

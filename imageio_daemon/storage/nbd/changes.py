@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has changed in an image on Ceph since a snapshot, by the program `rbd diff`.
+"""Changes of an image on Ceph since a snapshot, by the program `rbd diff`.
 
 The program lists whole objects, of 4 MiB by default. If the image has the feature fast-diff, this takes milliseconds
 for an image of any size. The answer is one JSON document, which is parsed while it arrives.
@@ -117,7 +117,7 @@ class DiffParser:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the document has ended."""
+        """Return whether the document has ended."""
         return self._rest.strip() in (b"]", b"[]")
 
     def _extent(self, start: object, length: object, exists: object) -> tuple[int, int, bool]:

@@ -39,7 +39,7 @@ class NbdClient:
     """Keep a working session while operations need one. Use this on one loop, except explain().
 
     `session` is the first one. Ranges of whole units of `zero_unit` bytes, a power of two, are sure to be zeroed
-    without data I/O; with None there are none. `allocation` tells whether this is so also for ranges that stay
+    without data I/O; with None there are none. With `allocation`, this is so also for ranges that stay
     allocated. Raises StorageError if no descriptor or memory is left, after closing the session.
     """
 

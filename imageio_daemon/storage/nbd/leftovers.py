@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that a killed daemon has left. They write what they cache and end by themselves, which takes time.
+"""Servers that a killed daemon has left. They write their cached changes and end by themselves, which takes time.
 
 The command line identifies such a server: it has the name of a private directory, which only a daemon with the same run
 directory makes. A process id from a pid file is not enough, because another process may have it by now.
@@ -70,7 +70,7 @@ def _find(run_dir: str, files: set[str]) -> list[int]:
 
 
 def _is_left(pid: int, beginning: str, files: set[str]) -> bool:
-    """Tell whether a process is a server whose daemon is gone, and has one of the files open. Raises OSError."""
+    """Return whether a process is a server whose daemon is gone, and has one of the files open. Raises OSError."""
     proc = f"/proc/{pid}"
     with open(f"{proc}/cmdline", "rb") as file:
         words = os.fsdecode(file.read()).split("\0")
@@ -103,7 +103,7 @@ def _files(node: object) -> Iterator[str]:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """Tell whether a process has ended, which makes its pidfd readable."""
+    """Return whether a process has ended, which makes its pidfd readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

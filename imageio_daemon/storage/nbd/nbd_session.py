@@ -25,13 +25,13 @@ GREETING_TIMEOUT = 2.0
 
 
 class Session(NamedTuple):
-    """One or more connections, and what was negotiated. Only the first one is sure to have all contexts."""
+    """One or more connections, with the result of the negotiation. Only the first one is sure to have all contexts."""
 
     connections: tuple[Connection, ...]
 
     @property
     def agreed(self) -> Agreed:
-        """Return what was negotiated."""
+        """Return the result of the negotiation."""
         return self.connections[0].agreed
 
     def leave(self) -> None:
@@ -106,9 +106,10 @@ async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int
 
 
 def _selections(agreed: Agreed, count: int) -> Sequence[Sequence[str]]:
-    """Return which contexts each further connection selects. Empty: the same as the first one."""
-    # A server looks for all contexts of a connection, whoever needs them. So one connection has the bitmaps alone, and
-    # others what is allocated. Unless connections are coherent, a segment is asked for where it is written.
+    """Return the contexts that each further connection selects. An empty list means those of the first connection."""
+    # A server finds the extents of all contexts of a connection, even if a request needs only some. So one connection
+    # has the bitmaps, and the others base:allocation. This needs coherent connections: without, a segment must be asked
+    # for on the connection that writes it.
     bitmaps = agreed.bitmaps
     others = [name for name in agreed.contexts.values() if name not in bitmaps]
     if bitmaps and others and agreed.can(ExportFlag.CAN_MULTI_CONN):
@@ -117,13 +118,13 @@ def _selections(agreed: Agreed, count: int) -> Sequence[Sequence[str]]:
 
 
 def _fits(agreed: Agreed, first: Agreed, only: Sequence[str]) -> bool:
-    """Tell whether a connection serves the same as the first one, with the contexts that were asked for."""
+    """Return whether a connection serves the same as the first one, with the contexts that were asked for."""
     names = sorted(agreed.contexts.values())
     return replace(agreed, contexts=first.contexts) == first and names == sorted(only) if only else agreed == first
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:
-    """Tell whether an export is still the same: its size, block size, read-only flag and dirty bitmaps."""
+    """Return whether an export is still the same: its size, block size, read-only flag and dirty bitmaps."""
     # If a bitmap is missing now, changed ranges would be reported as unchanged.
     return _identity(before) == _identity(now)
 

@@ -55,7 +55,7 @@ PID_FILE = "pid"
 
 
 class QemuServer(NamedTuple):
-    """How an image is served. The server's socket is in `run_dir`. `bitmap` is the one of the image to serve, if any.
+    """Options for serving an image. The server's socket is in `run_dir`. `bitmap` is the bitmap to serve, if any.
 
     `answer_timeout` is the seconds for a cluster to answer. Without a cluster it is None, and START_TIMEOUT counts. If
     the start fails, a qemu-nbd that waits for a cluster is killed after WAITING_STOP_TIMEOUT.
@@ -72,7 +72,7 @@ class QemuNbd:
     """A running qemu-nbd, which serves one image on a unix socket in a private directory.
 
     A thread waits for the process from its start to its end. The process ends with the daemon: setpriv asks the kernel
-    for a SIGTERM when that thread ends (PR_SET_PDEATHSIG, prctl(2)), and at a SIGTERM qemu-nbd writes what it caches
+    for a SIGTERM when that thread ends (PR_SET_PDEATHSIG, prctl(2)). At a SIGTERM qemu-nbd writes its cached changes
     and ends. A preexec_fn could ask for it, too, but is not safe in a process with threads.
 
     While qemu-nbd waits for a cluster to open the image, it ignores SIGTERM. If the daemon is killed then, qemu-nbd
@@ -146,7 +146,7 @@ class QemuNbd:
                 self._on_marked()
 
     async def stop(self) -> None:
-        """End the process by SIGTERM, at which it writes what it caches, or by SIGKILL after STOP_TIMEOUT."""
+        """End the process by SIGTERM, at which it writes its cached changes, or by SIGKILL after STOP_TIMEOUT."""
         await self._end(STOP_TIMEOUT)
 
     async def _end(self, timeout: float) -> None:

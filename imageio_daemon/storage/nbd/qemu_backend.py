@@ -78,7 +78,7 @@ class QemuBackend(NbdBackend):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now, without I/O."""
+        """Return the present properties, without I/O."""
         return replace(super().info, identity=self._identity, lasting=self._lasting)
 
     async def reads_zero(self, op: Operation) -> bool:
@@ -146,7 +146,7 @@ class ManagedBackend(QemuBackend):
     async def start(cls, engine: Engine, image: QemuImage, options: ConnectOptions, how: QemuServer) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
-        An image without the bitmap is served, too. Only requests for what has changed are refused.
+        An image without the bitmap is served, too. Only requests for dirty extents are refused.
         """
         found = await in_thread(lambda: chain.inspect(image))
         how = how._replace(bitmap=image.bitmap)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it means if qemu-nbd does not open an image: a table of its messages.
+"""The reasons for which qemu-nbd does not open an image: a table of its messages.
 
 qemu has no codes for this. Where a system call or librados has failed, its message ends with the text of an error
 number. Where the content of an image is wrong, it says so in words. The words here are those of qemu 7.2 to 10. They
@@ -80,7 +80,7 @@ def not_opened(said: str, image: str, bitmap: str | None = None) -> Error:
 
 
 def is_async_io_refused(said: str) -> bool:
-    """Tell whether qemu-nbd has ended at its start because the kernel refuses asynchronous I/O."""
+    """Return whether qemu-nbd has ended at its start because the kernel refuses asynchronous I/O."""
     return _NAMED.split(said)[-1].startswith(_NO_ASYNC_IO)
 
 
