@@ -25,7 +25,7 @@ AHEAD = 2
 
 
 class WantedChecksum(NamedTuple):
-    """What to hash, and how. Sizes are in bytes. Without a `length`, the range ends with the image."""
+    """A range to hash, and the algorithm. Sizes are in bytes. Without a `length`, the range ends with the image."""
 
     algorithm: str
     block_size: int
@@ -34,7 +34,7 @@ class WantedChecksum(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Consecutive blocks with the same digest. Each has `length` bytes. `zero` tells whether they read as zeros."""
+    """Consecutive blocks with the same digest. Each has `length` bytes. `zero` is true if they read as zeros."""
 
     number: int
     length: int
@@ -179,7 +179,7 @@ class _Checksum:
             task = group.task or await self._start()
             digest, length = (await task)[index], group.blocks[index].length
             self._total.add(digest)
-            # Storage may report zeros as data. What tell() gets should depend on the content alone.
+            # Storage may report zeros as data. The calls of tell() should depend on the content alone.
             is_zero = self._tell is not None and digest == await self._zero_digest(length)
             found = Blocks(1, length, digest, is_zero)
         self._pending.popleft()

@@ -158,7 +158,7 @@ async def available(transfer: Transfer) -> int | None:
 
 
 async def reads_zero(transfer: Transfer) -> bool:
-    """Tell whether the whole image is known to read as zeros, and to be unchanged.
+    """Return whether the whole image is known to read as zeros, and to be unchanged.
 
     Call this as a part of a request. Raises Forbidden, Canceled, StorageError.
     """
@@ -195,7 +195,7 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
 
 
 async def durable(transfer: Transfer, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
-    """Pass extents that show what is durable to the consumer, list by list.
+    """Pass extents that show the durable ranges to the consumer, list by list.
 
     Raises NotFound if there is no record. Also raises Forbidden, Canceled, StorageError.
     """

@@ -21,7 +21,7 @@ MAPS = 64 * MiB
 
 @asynccontextmanager
 async def packed(transfer: Transfer, maps: BufferPool, *, part: bool) -> AsyncIterator[PackedDisk]:
-    """Lay out what the image has now as a file, and close that after the block.
+    """Lay out the present content of the image as a file, and close the file after the block.
 
     The memory of the map counts as a buffer of the transfer, which stays untouched: C allocates the map itself. A lane
     whose client is gone may keep that for a moment longer. OperationOptions explains `part`. Raises InvalidRequest if
