@@ -85,7 +85,7 @@ async def _send(request: web.Request, response: web.StreamResponse, connection: 
 
 
 def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
-    """Tell whether the connection closes after the answer.
+    """Return whether the connection closes after the answer.
 
     It does if it must close, if the request's body was not read, or if only the close marks the end of the answer,
     because HTTP/1.0 has no chunks.

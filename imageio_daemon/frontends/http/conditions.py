@@ -25,7 +25,7 @@ class Conditions:
     Without a tag, If-Match fails unless it is `*`, If-None-Match matches nothing but `*`, and If-Range makes the answer
     the whole image. A ticket that can write ignores If-Match and If-Range.
 
-    What is `packed`, a file that is made of the image, has a tag for any ticket, and none if its own generation is 0.
+    A `packed` file, which is made of the image, has a tag for any ticket, unless its own generation is 0.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ _RANGE = re.compile(r"(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.ASCII)
 
 
 def parse_number(text: str, what: str) -> int:
-    """Return the number that a text of 1 to MAX_DIGITS ASCII digits is. Raises InvalidRequest, which names `what`."""
+    """Return the number in a text of 1 to MAX_DIGITS ASCII digits. Raises InvalidRequest, which names `what`."""
     if _DIGITS.fullmatch(text) is None:
         raise InvalidRequest(f"Invalid {what}: expected a number of at most {MAX_DIGITS} digits")
     return int(text)

@@ -70,7 +70,7 @@ def query_of(request: web.Request) -> dict[str, str]:
 
 
 def waits_for_continue(request: web.Request) -> bool:
-    """Tell whether the client waits for 100 Continue before it sends its body (RFC 9110 10.1.1).
+    """Return whether the client waits for 100 Continue before it sends its body (RFC 9110 10.1.1).
 
     This is ignored in HTTP/1.0, where a client does not know 100 Continue and would take it for the answer.
     """
@@ -87,7 +87,7 @@ class RequestBody:
 
     @property
     def ended(self) -> bool:
-        """Tell whether all of the body was read, or there is none."""
+        """Return whether all of the body was read, or there is none."""
         return self._request.content.at_eof()
 
     def require_alive(self) -> None:
@@ -146,7 +146,7 @@ def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def is_closing(request: web.Request) -> bool:
-    """Tell whether the query asks to close the connection after the answer."""
+    """Return whether the query asks to close the connection after the answer."""
     return query_of(request).get("close") == "y"
 
 

@@ -20,7 +20,7 @@ JSON = "application/json"
 TEXT = "text/plain; charset=UTF-8"
 BYTES = "application/octet-stream"
 
-#: The Server header, without a version, which would tell attackers of known holes.
+#: The Server header, without a version, from which attackers would learn of known holes.
 SERVER = "imageio-daemon"
 #: The fields of each answer that has no others of these names. A browser must not take the bytes of an image for a page
 #: (the Fetch standard). A cache on the way must keep nothing (RFC 9111 5.2.2.5): the next write changes the image, and

@@ -24,7 +24,7 @@ PATTERN = "pattern"
 
 #: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
 METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
-#: The methods of resources that only tell something.
+#: The methods of resources that can only be read.
 READ_METHODS = ("OPTIONS", "GET")
 
 

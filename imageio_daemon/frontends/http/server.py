@@ -226,7 +226,7 @@ def control_server(
 ) -> HttpServer:
     """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health.
 
-    `remote` tells how clients reach the remote service; see ControlResources.
+    `remote` says how clients reach the remote service; see ControlResources.
     """
     tickets = Tickets(
         store,

@@ -97,8 +97,8 @@ async def find(store: TransferStore, name: str, *, changes: bool = False) -> tup
     """Return the transfer of a ticket and its export. Checks the ticket, then opens the image.
 
     `name` is the export's name, which is the ticket id. With `changes` the client asks for a dirty bitmap. Raises
-    Forbidden, StorageError, Canceled. Raises NotFound or BitmapInUse if the ticket gives what has changed, but there is
-    no bitmap of it.
+    Forbidden, StorageError, Canceled. Raises NotFound or BitmapInUse if the ticket offers dirty bitmaps, but the image
+    has none that can be used.
     """
     transfer = store.authorize(name, Access.READ)
     info = await operations.info(transfer)

@@ -31,7 +31,7 @@ class AiohttpTransport(asyncio.Transport):
         return self._connection if name == CONNECTION else self._asyncio_transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Tell whether nothing more can be sent."""
+        """Return whether nothing more can be sent."""
         return self._detached or self._life.ends or self._transport.is_closing
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class AiohttpTransport(asyncio.Transport):
             self._life.abort("aborted")
 
     def is_reading(self) -> bool:
-        """Tell whether the socket is read."""
+        """Return whether the socket is read."""
         return self._asyncio_transport.is_reading()
 
     def pause_reading(self) -> None:

@@ -87,7 +87,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything, and end what runs for this client."""
+        """Release everything, and end the requests that run for this client."""
         self._watchdog.stop()
         self._life.lost()
         self._exchange.lost()
@@ -182,7 +182,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Timeouts
 
     def _waits_for_peer(self) -> bool:
-        """Tell whether the time counts in which the client does nothing."""
+        """Return whether the timeout runs: whether the daemon waits for the client."""
         if self._life.state is State.SERVING:
             return self._watchdog.reading and not self._transport.held
         return self._life.state not in (State.DISCARDING, State.HANDED_OVER)

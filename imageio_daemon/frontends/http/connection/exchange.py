@@ -32,7 +32,7 @@ class Exchange:
     """Connect the code that serves a request with its connection.
 
     It has the transfers that the connection uses, with an object for each, and counts requests and bytes. `service` is
-    the name of the service, for counts. `is_local` tells whether the client is on a unix socket.
+    the name of the service, for counts. `is_local` is true if the client is on a unix socket.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Exchange:
         self.peer = transport.peer
         self.service = service
         self.is_local = transport.address == LOCAL
-        #: What serves the connection now, if anything: the activity of a running request, or a lane.
+        #: The activity of a running request, or the lane that serves the connection, or None.
         self.worker: Worker | None = None
         #: A request that has begun before its handler, which goes on with it.
         self.begun: RequestActivity | None = None

@@ -40,7 +40,7 @@ class BodyFraming(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Tell whether all of the body has passed."""
+        """Return whether all of the body has passed."""
 
     def take(self, data: bytes) -> int:
         """Return how many of the bytes, from the first on, belong to the body. Raises InvalidRequest."""
@@ -54,7 +54,7 @@ class FixedBody:
 
     @property
     def ended(self) -> bool:
-        """Tell whether all of the body has passed."""
+        """Return whether all of the body has passed."""
         return self.left == 0
 
     def take(self, data: bytes) -> int:
@@ -75,7 +75,7 @@ class ChunkedBody:
 
     @property
     def ended(self) -> bool:
-        """Tell whether all of the body has passed."""
+        """Return whether all of the body has passed."""
         return bool(self._chunks.ended)
 
     def take(self, data: bytes) -> int:
@@ -90,9 +90,9 @@ class RequestHead:
     """The head of a request: the values that decide where the message ends, and whether C or Python serves it.
 
     `data` is the head as it was received, with the empty line at its end. `length` is the number of bytes of the body,
-    unless it is `chunked`. `keep_alive` tells whether another request may follow the answer; it is false also for a
-    body in chunks and for Upgrade. `plain` tells whether C can serve the request, if the image and the ticket allow it.
-    `asks` is what the request asks of its answer.
+    unless it is `chunked`. With `keep_alive`, another request may follow the answer; it is also false for a body in
+    chunks and for Upgrade. With `plain`, C can serve the request if the image and the ticket allow it. `asks` has the
+    wishes of the request for its answer.
     """
 
     def __init__(self, data: bytes, said: Any) -> None:

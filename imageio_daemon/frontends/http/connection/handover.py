@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handover of a connection to a lane, for plain requests for one image, or for what a handler has decided.
+"""The handover of a connection to a lane, for plain requests for one image, or for one request of a handler.
 
 A lane serves plain requests one after the other, and gives the connection back when another request comes. A handler
 reads and decides that one. If it moves bytes of the image, a lane carries it out, and gives the connection back again.
@@ -45,14 +45,14 @@ class LaneHandover:
         self._returned: Callable[[HttpEnd], None] | None = None
         self._given_back = False  # the next request is for a handler
         self._lost = False
-        self._aborted = False  # a lane that had ended before does not know of it
+        self._aborted = False  # a lane that had ended before was not aborted
         self._opening: asyncio.Task[None] | None = None
         self._waits = b""  # while a request waits for a place: the received bytes from its head on
         self._lane: HttpLane | None = None
 
     @property
     def active(self) -> bool:
-        """Tell whether a lane has the connection."""
+        """Return whether a lane has the connection."""
         return self._lane is not None
 
     def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[HttpEnd], None]) -> bool:

@@ -74,29 +74,29 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the end of the last request is known and was received."""
+        """Return whether the end of the last request is known and was received."""
         return self.body is not None and self.body.ended
 
     @property
     def inside_body(self) -> bool:
-        """Tell whether some of a request's body was not received yet."""
+        """Return whether some of a request's body was not received yet."""
         return self.body is not None and not self.body.ended
 
     @property
     def is_full(self) -> bool:
-        """Tell whether to read no more ahead. A little of an unwanted body is read, to notice if its client leaves."""
+        """Return whether to read no more ahead. A bit of an unwanted body is read, to notice if its client leaves."""
         return len(self.ahead) >= HEAD_READ or (bool(self.ahead) and (self._wanted or not self.inside_body))
 
     @property
     def unwanted(self) -> bool:
-        """Tell whether the client has sent or announced bytes that no handler has taken, and may still send."""
+        """Return whether the client has sent or announced bytes that no handler has taken, and may still send."""
         return (bool(self.ahead) or self.inside_body) and not self.at_eof
 
     # Bytes
 
     def get_buffer(self) -> memoryview:
         """Return the memory for the next read from the socket."""
-        # Bytes after a body, or of one that is not wanted yet, have to be kept: read few of them.
+        # Bytes after a body, or of a body that is not wanted yet, have to be kept, so read only few of them.
         return self._scratch if self.inside_body and self._wanted else self._scratch[:HEAD_READ]
 
     def read(self, count: int) -> bytes:

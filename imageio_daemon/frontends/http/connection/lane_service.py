@@ -131,7 +131,7 @@ class LaneService:
         return transfer
 
     def covers(self, transfer: Transfer) -> bool:
-        """Tell whether the image, if it is open, has all bytes that the ticket allows.
+        """Return whether the image, if it is open, has all bytes that the ticket allows.
 
         If not, a handler serves each plain GET, because the size that a lane knows may be outdated.
         """

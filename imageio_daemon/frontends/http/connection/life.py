@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection does now, and its end: at once, or in order, after what the client still sends is discarded.
+"""The state of a connection, and its end: at once, or in order, when the bytes that still come were discarded.
 
 If a socket is closed while it has unread bytes, the kernel sends a reset, which overtakes the answer (RFC 9112 9.6). So
 the rest of the body is read and discarded first.
@@ -15,13 +15,13 @@ from .handover import LaneHandover
 from .incoming import Incoming
 from .transport import ClientTransport
 
-#: Most bytes and seconds of what is discarded. A client that goes on for longer does not read the answer.
+#: Most bytes and seconds of discarding. A client that sends for longer does not read the answer.
 DISCARD_BYTES = 64 * MiB
 DISCARD_SECONDS = 2.0
 
 
 class State(enum.Enum):
-    """What a connection does now."""
+    """The activity of a connection."""
 
     IDLE = "between requests"
     SERVING = "in a request"
@@ -50,7 +50,7 @@ class ConnectionLife:
 
     @property
     def ends(self) -> bool:
-        """Tell whether no further answer can be sent."""
+        """Return whether no further answer can be sent."""
         return self.state in (State.DISCARDING, State.CLOSED)
 
     def abort(self, reason: str) -> None:
@@ -119,7 +119,7 @@ class ConnectionLife:
         self.discard(ahead)
 
     def _ends_with(self, data: bytes) -> bool:
-        """Tell whether these bytes have the end of the request's body."""
+        """Return whether these bytes have the end of the request's body."""
         body = self._incoming.body
         if body is None or body.ended:
             return False

@@ -77,7 +77,7 @@ class RequestSequence:
         self._handlers_transport: AiohttpTransport | None = None
         self._closing = False
         self._is_last = False  # whether the connection closes after the running request
-        self._asks = Asks()  # what the running request asks of its answer
+        self._asks = Asks()  # the wishes of the running request for its answer
         #: Whether a lane has carried out the running request.
         self.carried_out = False
 
@@ -85,18 +85,18 @@ class RequestSequence:
 
     @property
     def must_close(self) -> bool:
-        """Tell whether the connection closes after the answer to the running request."""
+        """Return whether the connection closes after the answer to the running request."""
         return self._closing or self._is_last
 
     @property
     def body_taken(self) -> bool:
-        """Tell whether all of the request's body was received, here or by a lane."""
+        """Return whether all of the request's body was received, here or by a lane."""
         return self._incoming.complete
 
     async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[HttpEnd]:
         """Have a lane carry out the running request on the open image. Raises Unavailable, Error.
 
-        When this returns, the lane has the connection. Await what it returns for the lane's result.
+        When this returns, the lane has the connection. The returned awaitable has the lane's result.
         """
         ended = await self._handover.carry_out(transfer, instruction, self._incoming.ahead)
         self._life.state = State.HANDED_OVER

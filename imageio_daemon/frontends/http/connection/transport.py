@@ -74,19 +74,19 @@ class ClientTransport:
 
     @property
     def unsent(self) -> bool:
-        """Tell whether the transport holds bytes that the socket did not take."""
+        """Return whether the transport holds bytes that the socket did not take."""
         return self.asyncio_transport.get_write_buffer_size() > 0
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether no more bytes can be sent."""
+        """Return whether no more bytes can be sent."""
         return self.asyncio_transport.is_closing()
 
     # Reading
 
     @property
     def held(self) -> bool:
-        """Tell whether reading is paused."""
+        """Return whether reading is paused."""
         return bool(self._holds)
 
     def hold(self, why: str) -> None:
@@ -109,7 +109,7 @@ class ClientTransport:
 
     @property
     def hung_up(self) -> bool:
-        """Tell whether the client cannot receive, after a reset or the close of a unix socket (POLLHUP, poll(2)).
+        """Return whether the client cannot receive, after a reset or the close of a unix socket (POLLHUP, poll(2)).
 
         Over TCP, only the next write finds out that a client has closed in order.
         """
@@ -137,7 +137,7 @@ class ClientTransport:
         self.asyncio_transport.close()
 
     def abort(self) -> None:
-        """Close the connection now, without sending what is left."""
+        """Close the connection now, without sending the bytes that are left."""
         self.asyncio_transport.abort()
 
     def lost(self) -> None:

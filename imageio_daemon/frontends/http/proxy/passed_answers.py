@@ -65,7 +65,7 @@ def parse_answered_range(text: str) -> AnsweredRange | None:
 
 
 def require_known(answer: ProxiedAnswer, way: Way) -> None:
-    """Raise WayGone unless a client of the images API may get this answer to what was asked."""
+    """Raise WayGone unless a client of the images API may get this answer to the request."""
     status = answer.status
     if status not in _SUCCESS and (not 400 <= status < 600 or status in _NOT_OURS):
         raise way.gone(f"status {status}")
@@ -116,7 +116,7 @@ def tag_of(answer: ProxiedAnswer) -> dict[str, str]:
 
 
 def tells_range(response: web.Response, asked: Mapping[str, object]) -> bool:
-    """Tell whether the JSON document of an answer has the offset and the length that were `asked` for."""
+    """Return whether the JSON document of an answer has the offset and the length that were `asked` for."""
     try:
         told = json.loads(response.body) if isinstance(response.body, bytes) else None
     except (ValueError, RecursionError):

@@ -57,7 +57,7 @@ class ProxiedAnswer:
 
     @property
     def is_last(self) -> bool:
-        """Tell whether the other server closes the connection after this answer (RFC 9112 9.6)."""
+        """Return whether the other server closes the connection after this answer (RFC 9112 9.6)."""
         closes = "close" in self.headers.get("Connection", "").lower()
         return closes or self._response.version != aiohttp.HttpVersion11
 
@@ -76,7 +76,7 @@ class Way:
     """Send requests for one image, one after the other, on one connection. Use this on the loop that made it.
 
     When the connection has ended, requests raise WayGone, and the client's connection ends, too. So a client notices a
-    restart of the other server, as it would if connected to it: what it has written without a flush may be lost.
+    restart of the other server, as it would if connected to it. It then knows that writes without a flush may be lost.
     """
 
     def __init__(self, address: HttpAddress, context: ssl.SSLContext) -> None:

@@ -80,7 +80,7 @@ async def list_algorithms(_: web.Request) -> web.Response:
 
 
 def parse_checksum(query: Mapping[str, str]) -> WantedChecksum:
-    """Return what a query asks for. Raises InvalidRequest."""
+    """Return the checksum that a query asks for. Raises InvalidRequest."""
     algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
     require_algorithm(algorithm)
     size_name = "blocks" if asks_list(query) else "block_size"
@@ -90,12 +90,12 @@ def parse_checksum(query: Mapping[str, str]) -> WantedChecksum:
 
 
 def asks_list(query: Mapping[str, str]) -> bool:
-    """Tell whether a query asks for the list of the digests of blocks."""
+    """Return whether a query asks for the list of the digests of blocks."""
     return "blocks" in query
 
 
 def names_range(query: Mapping[str, str]) -> bool:
-    """Tell whether a query names a range, which the answer then repeats."""
+    """Return whether a query names a range, which the answer then repeats."""
     return "offset" in query or "length" in query
 
 

@@ -22,9 +22,9 @@ MAX_SECONDS = 30 * 24 * 3600
 
 
 class ControlResources:
-    """Serve what the daemon does, and change the settings that can change while it runs.
+    """Serve the counters, events and settings of the daemon, and change the settings that can change while it runs.
 
-    `remote` tells how clients reach the remote service: its `port`, and whether it has `tls` and the page, `ui`.
+    `remote` says how clients reach the remote service: its `port`, and whether it has `tls` and the page, `ui`.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Extents:
         """Answer GET with the list of extents. The query has the context: `zero`, `dirty` or `durable`.
 
         Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError. Raises NotFound if the
-        ticket or the image has no dirty extents, or if there is no record of what is durable. An error after the first
+        ticket or the image has no dirty extents, or if there is no record of durable ranges. An error after the first
         piece of the answer cuts the connection.
         """
         context = Context(parse_choice(query_of(request), "context", tuple(Context)))

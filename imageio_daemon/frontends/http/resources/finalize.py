@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: verify that an image has what was sent."""
+"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: verify that an image has the sent bytes."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def _progress(verification: Verification) -> dict[str, object]:
 
 
 def parse_finalize(document: dict[str, Any]) -> ExpectedImage:
-    """Return what the JSON document of a finalize expects of the image. Raises InvalidRequest."""
+    """Return the expected image in the JSON document of a finalize. Raises InvalidRequest."""
     checksum = document.get("checksum")
     if not isinstance(checksum, dict):
         raise InvalidRequest("Invalid request: 'checksum' must be a JSON object")

@@ -58,9 +58,9 @@ ANY = "*"
 
 
 class Put(NamedTuple):
-    """What a PUT asks for: where its first byte goes, and how many bytes of content follow, if that is known.
+    """The parameters of a PUT: the offset of its first byte, and the number of bytes of its content, if it is known.
 
-    `encoded` tells whether the body is compressed with zstd.
+    With `encoded`, the body is compressed with zstd.
     """
 
     offset: int
@@ -73,7 +73,7 @@ class Images:
     """Serve the images of a store's tickets.
 
     `finalize` answers a PATCH with the op finalize, and gets its JSON document. `max_connections` is the number of
-    connections that OPTIONS recommends for one image. `local` has what OPTIONS tells of the local service.
+    connections that OPTIONS recommends for one image. `local` makes the part of OPTIONS about the local service.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Images:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
 
-        With `format=qcow2` in the query, that is a qcow2 file of the image. A client that names the tag of what it has
-        gets 304 if that is what it asks for.
+        With `format=qcow2` in the query, the answer is a qcow2 file of the image. A client that has the same content
+        already, and sends its tag, gets 304.
 
         Raises InvalidRequest, OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable.
         An error after the first bytes of the body cuts the connection, so the client gets less than Content-Length.
@@ -239,7 +239,7 @@ def _for_pages(request: web.Request) -> dict[str, str]:
 
 
 def parse_put(request: web.Request) -> Put:
-    """Return what the head of a PUT asks for. Raises InvalidRequest, UnsupportedEncoding."""
+    """Return the parameters in the head of a PUT. Raises InvalidRequest, UnsupportedEncoding."""
     flush = parse_choice(query_of(request), "flush", ("y", "n")) == "y"
     content_range = request.headers.get("content-range")
     offset, length = parse_content_range(content_range), request.content_length
@@ -254,17 +254,17 @@ def parse_put(request: web.Request) -> Put:
 
 
 def is_finalize(document: object) -> TypeGuard[dict[str, Any]]:
-    """Tell whether the JSON document of a PATCH asks for a finalize."""
+    """Return whether the JSON document of a PATCH asks for a finalize."""
     return isinstance(document, dict) and document.get("op") == "finalize"
 
 
 def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
-    """Tell whether a PATCH with "fast" may succeed. This is true until the storage has refused such a request."""
+    """Return whether a PATCH with "fast" may succeed. This is true until the storage has refused such a request."""
     return info.can_fast_zero if ticket.sparse else info.can_fast_allocate
 
 
 async def _stays_zero(transfer: Transfer, info: BackendInfo) -> bool:
-    """Tell whether a client may leave out zeros: the ticket is sparse, and its whole size already reads as zeros.
+    """Return whether a client may leave out zeros: the ticket is sparse, and its whole size already reads as zeros.
 
     An image that other programs may use at the same time can change, so for it this is false.
     """

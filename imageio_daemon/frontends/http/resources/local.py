@@ -17,10 +17,10 @@ QUESTION = re.compile("[0-9a-f]{32}")
 
 
 class LocalService:
-    """Tell clients where the local service is, and how to make sure of it.
+    """Say where the local service is, and prove to clients that it is the daemon's.
 
-    `address` is that of the unix socket, if there is one. `place` is where the address leads to, see place_of(). If it
-    is None, clients cannot make sure of the socket.
+    `address` is that of the unix socket, if there is one. `place` is the place to which the address leads; see
+    place_of(). If it is None, there is no proof.
     """
 
     def __init__(self, address: str | None, place: str | None) -> None:
@@ -29,7 +29,7 @@ class LocalService:
         self._key = secrets.token_bytes(32)
 
     def told(self, request: web.Request) -> dict[str, object]:
-        """Return what OPTIONS tells of the local service: its address, and a question with its answer.
+        """Return the part of OPTIONS about the local service: its address, and a question with its answer.
 
         The client compares this answer, which comes by TLS, with the one from the unix socket. A client on a unix
         socket gets neither: there may be a proxy in front of the socket, which would ask for everybody.

@@ -47,10 +47,10 @@ FILE_CACHE = "public, max-age=31536000, immutable"
 
 
 class Page:
-    """The files of the page, read when this is made. `operator` is who runs the server, or "". Raises OSError.
+    """The files of the page, read when this is made. `operator` is the name of the server's operator, or "".
 
     The address of a file is `/ui/HASH/NAME`, with the hash of all files. The scripts import each other by relative
-    names, so a new hash renews all of them together.
+    names, so a new hash renews all of them together. Raises OSError if a file cannot be read.
     """
 
     def __init__(self, operator: str) -> None:

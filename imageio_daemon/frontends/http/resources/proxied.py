@@ -45,7 +45,7 @@ from .reading import packs_qcow2
 
 #: Fields that are passed on unchanged: conditions that only the other server can check (RFC 9110 13.1).
 CONDITIONS = ("If-Match", "If-None-Match", "If-Range")
-#: Those of them that decide which bytes the answer has.
+#: The fields among these that decide which bytes the answer has.
 COMPARED = ("If-None-Match", "If-Range")
 
 
@@ -53,7 +53,7 @@ class Proxied:
     """Wrap the resources of images: serve tickets whose images another server has, and leave others to the resource.
 
     `images` reads the bodies of PATCH. `context` is for TLS to the other servers. `max_connections` is the largest
-    number of connections that OPTIONS recommends. `local` has what OPTIONS tells of the local service.
+    number of connections that OPTIONS recommends. `local` makes the part of OPTIONS about the local service.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Proxied:
     # The image
 
     async def options(self, request: web.Request) -> web.Response:
-        """Answer OPTIONS with what the other server can do, as far as the ticket here allows it."""
+        """Answer OPTIONS with the features of the other server, as far as the ticket here allows them."""
         transfer = attach(self._store, request, Access.READ)
         async with (
             self._passing.running(request, transfer, None) as (op, way),
@@ -133,7 +133,7 @@ class Proxied:
     async def _wanted(
         self, request: web.Request, transfer: Transfer, conditions: dict[str, str]
     ) -> WantedRange | web.StreamResponse:
-        """Return what to ask for, or the answer of a refusal. Asks for the image's size if the range depends on it."""
+        """Return the range to ask for, or the answer of a refusal. Asks for the size if the range depends on it."""
         wanted, size = parse_range(request.headers.get("range")), transfer.ticket.size
         condition = wanted is not None and "If-Range" in conditions
         larger = False
@@ -279,7 +279,7 @@ class Proxied:
 
 
 def _placed(put: Put) -> dict[str, str]:
-    """Return the fields that tell where to write the body of a PUT."""
+    """Return the fields with the range to which the body of a PUT is written."""
     last = put.offset + put.length - 1 if put.length else "*"
     headers = {"Content-Range": f"bytes {put.offset}-{last}/*"}
     return headers | ({"Content-Encoding": ENCODING} if put.encoded else {})

@@ -20,14 +20,14 @@ RAW, QCOW2 = "raw", "qcow2"
 
 
 def packs_qcow2(request: web.Request) -> bool:
-    """Tell whether the query asks for a qcow2 file. Raises InvalidRequest if it asks for another format."""
+    """Return whether the query asks for a qcow2 file. Raises InvalidRequest if it asks for another format."""
     return parse_choice(query_of(request), "format", (RAW, QCOW2)) == QCOW2
 
 
 class Read:
     """An authorised GET or HEAD of a range, or of all if that is None. `pages` are fields for pages of other origins.
 
-    Images.get() tells what is raised.
+    For the exceptions, see Images.get().
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Prepared(Protocol):
         """Serve the connection from now on. `received` has the client's bytes after its request."""
 
     def abandon(self) -> None:
-        """Release what was prepared, if adopt() was not called."""
+        """Release the prepared service, if adopt() was not called."""
 
 
 #: A function that prepares NBD for the ticket of a transfer and a client's address. It raises TooManyConnections,
@@ -71,9 +71,10 @@ class Upgrades:
 
 
 def asks_for_nbd(request: web.Request) -> bool:
-    """Tell whether a request asks for NBD and may: HTTP/1.0 has no Upgrade, and a body would delay the change.
+    """Return whether a request asks for NBD and may. In HTTP/1.0, and with a body, it may not.
 
-    A request that may not is served as if it did not ask (RFC 9110 7.8).
+    HTTP/1.0 has no Upgrade, and a body would delay the change. A request that may not ask is served as if it had not
+    asked (RFC 9110 7.8).
     """
     return (
         request.version >= HttpVersion11
