@@ -148,7 +148,7 @@ class _Port(NamedTuple):
     port: int
 
     def is_taken_by(self, other: "_Port") -> bool:
-        """Tell whether another service of the configuration has the same port of the same address."""
+        """Return whether another service of the configuration has the same port of the same address."""
         return self.port == other.port and (self.host == other.host or not _ALL.isdisjoint((self.host, other.host)))
 
 

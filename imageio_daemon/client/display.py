@@ -144,7 +144,7 @@ def display(command: str, *, as_json: bool, quiet: bool) -> Display:
 
 
 def draws(stream: TextIO) -> bool:
-    """Tell whether a line can be drawn over: on a terminal that is not too simple for it (terminfo(5), dumb)."""
+    """Return whether a line can be drawn over: on a terminal that is not too simple for it (terminfo(5), dumb)."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

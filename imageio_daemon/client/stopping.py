@@ -34,7 +34,7 @@ class Stop:
 
     @property
     def is_set(self) -> bool:
-        """Tell whether stop() was called."""
+        """Return whether stop() was called."""
         return self._event.is_set()
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ class Unflushed:
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether there are writes that no flush has confirmed."""
+        """Return whether there are writes that no flush has confirmed."""
         with self._lock:
             return any(ranges.size() for ranges in self._written.values())
 

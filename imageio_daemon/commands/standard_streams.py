@@ -126,7 +126,7 @@ def _open_closed() -> None:
 
 
 def _is_of(stream: TextIO | None, fd: int) -> bool:
-    """Tell whether a stream is the interpreter's own, which is None if its descriptor was closed."""
+    """Return whether a stream is the interpreter's own, which is None if its descriptor was closed."""
     try:
         return stream is None or stream.fileno() == fd
     except (OSError, ValueError):  # it has no descriptor

@@ -63,7 +63,7 @@ class Chain:
 
     @property
     def is_native(self) -> bool:
-        """Tell whether all files have formats that C reads: qcow2 and raw."""
+        """Return whether all files have formats that C reads: qcow2 and raw."""
         return all(file.format in ("qcow2", "raw") for file in self.files)
 
 
@@ -205,7 +205,7 @@ class _Opened:
         return lasting.of_file(device, inode, birth)
 
     def takes_direct(self) -> bool:
-        """Tell whether the file system takes O_DIRECT."""
+        """Return whether the file system takes O_DIRECT."""
         try:
             os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_DIRECT))
         except OSError:

@@ -54,7 +54,7 @@ class RangeSet:
             self._join_closest()
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Tell whether a byte from `start` to before `end` is in the union."""
+        """Return whether a byte from `start` to before `end` is in the union."""
         first = bisect_right(self._ends, start)
         return start < end and first < len(self._starts) and self._starts[first] < end
 

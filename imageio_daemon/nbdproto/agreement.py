@@ -69,7 +69,7 @@ class Agreement:
 
     @property
     def chunks(self) -> bool:
-        """Tell whether replies are sent in chunks."""
+        """Return whether replies are sent in chunks."""
         return self.structured or self.extended
 
     def transmission(self, export: Export) -> Transmission:
@@ -81,7 +81,7 @@ class Agreement:
         return Transmission(export, structured=self.structured, extended=self.extended, contexts=ids)
 
     def wants_changes(self, name: str) -> bool:
-        """Tell whether the client has asked for a dirty bitmap of this export."""
+        """Return whether the client has asked for a dirty bitmap of this export."""
         return self.selected is not None and self.selected.name == name and self.selected.changes
 
 

@@ -84,7 +84,7 @@ class Agreed:
     contexts: dict[int, str] = field(default_factory=dict)
 
     def can(self, flag: int) -> bool:
-        """Tell whether the export has a transmission flag."""
+        """Return whether the export has a transmission flag."""
         return bool(self.flags & flag)
 
     @property

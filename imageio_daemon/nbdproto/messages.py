@@ -86,7 +86,7 @@ class ChunkHeader(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Tell whether this is the last chunk of its reply."""
+        """Return whether this is the last chunk of its reply."""
         return bool(self.flags & DONE)
 
 

@@ -259,7 +259,7 @@ class ServerNegotiation:
 
 
 def _lists(query: str, name: str) -> bool:
-    """Tell whether a query lists a context: by its name, or by its beginning up to a colon (proto.md)."""
+    """Return whether a query lists a context: by its name, or by its beginning up to a colon (proto.md)."""
     return query == name or (query.endswith(":") and name.startswith(query))
 
 

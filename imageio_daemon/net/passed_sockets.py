@@ -115,7 +115,7 @@ def is_abstract(prefix: str) -> Fits:
 
 
 def _is_listened_on(family: int, address: Any) -> bool:
-    """Tell whether a process still listens on an address. Does not connect: a connection would wait there for ever."""
+    """Return whether a process still listens on an address. Does not connect, as a connection would wait for ever."""
     if family == socket.AF_UNIX:
         return not why_no_listener(os.fsdecode(address).replace("\0", "@", 1))
     with socket.socket(family, socket.SOCK_STREAM) as probe:

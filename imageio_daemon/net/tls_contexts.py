@@ -103,7 +103,7 @@ def _make(config: TlsSection) -> TlsContext:
 
 
 def _is_strong(cipher: Mapping[str, Any]) -> bool:
-    """Tell whether the server offers a cipher suite, if the policy of the host allows it.
+    """Return whether the server offers a cipher suite, if the policy of the host allows it.
 
     Suites of TLS 1.2 in CBC mode have had attacks on their padding (Lucky 13). With a suite without ephemeral keys,
     whoever steals the server's key later can read recorded traffic (RFC 9325 4.1, 4.2).

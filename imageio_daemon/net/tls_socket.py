@@ -97,7 +97,7 @@ class TlsSocket:
 
     @property
     def pending(self) -> bool:
-        """Tell whether OpenSSL holds data, the end or an error for readinto(), which epoll does not report."""
+        """Return whether OpenSSL holds data, the end or an error for readinto(), which epoll does not report."""
         return bool(lib.iou_tls_pending(self.tls))
 
     def write(self, data: bytes | memoryview) -> int:

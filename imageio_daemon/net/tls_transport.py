@@ -77,11 +77,11 @@ class TlsTransport(asyncio.Transport):
         self._protocol = cast(asyncio.BufferedProtocol, protocol)
 
     def is_closing(self) -> bool:
-        """Tell whether the transport is closing or closed, so that write() does nothing."""
+        """Return whether the transport is closing or closed, so that write() does nothing."""
         return self._closing
 
     def is_reading(self) -> bool:
-        """Tell whether the transport reads from the socket."""
+        """Return whether the transport reads from the socket."""
         return not (self._paused or self._closing)
 
     def can_write_eof(self) -> bool:

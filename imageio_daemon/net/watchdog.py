@@ -110,7 +110,7 @@ class Watchdog:
             self._schedule()
 
     def _some_left(self) -> bool:
-        """Tell whether the bytes to send have changed since the last check."""
+        """Return whether the bytes to send have changed since the last check."""
         before, self._unsent = self._unsent, unsent(self._transport) if self._transport else (0, 0)
         return any(self._unsent) and self._unsent != before
 

@@ -15,7 +15,7 @@ _DELIMITERS = frozenset(" %/?#[]@\\")
 
 
 def is_host(name: str) -> bool:
-    """Tell whether a host name or address is valid for a lookup and for the verification of a certificate."""
+    """Return whether a host name or address is valid for a lookup and for the verification of a certificate."""
     if not name or len(name) > MAX_HOST + 1:  # a character is at least a byte; the encoding of long names takes long
         return False
     address, mark, zone = name.partition("%")

@@ -45,7 +45,7 @@ class HttpAddress:
 
 
 def is_http(url: str) -> bool:
-    """Tell whether the URL has a scheme of the images API."""
+    """Return whether the URL has a scheme of the images API."""
     return url.partition(":")[0] in SCHEMES
 
 

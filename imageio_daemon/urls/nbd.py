@@ -51,7 +51,7 @@ class NbdAddress:
 
 
 def is_nbd(url: str) -> bool:
-    """Tell whether the URL has a scheme of NBD."""
+    """Return whether the URL has a scheme of NBD."""
     return url.partition(":")[0] in SCHEMES
 
 

@@ -42,7 +42,7 @@ class RbdAddress:
         return f"{self.pool}/{self.namespace}" if self.namespace else self.pool
 
     def is_in(self, places: Sequence[str]) -> bool:
-        """Tell whether it is in one of these pools, with all their namespaces, or namespaces (POOL/NAMESPACE)."""
+        """Return whether it is in one of these pools, with all their namespaces, or namespaces (POOL/NAMESPACE)."""
         return self.pool in places or self.where in places
 
     def node(self, conf: str = "", user: str = "") -> dict[str, str]:
@@ -71,12 +71,12 @@ class RbdAddress:
 
 
 def is_rbd(url: str) -> bool:
-    """Tell whether a url has the scheme of images on Ceph."""
+    """Return whether a url has the scheme of images on Ceph."""
     return url.startswith(f"{SCHEME}:")
 
 
 def is_name(text: str) -> bool:
-    """Tell whether something on Ceph may have this name."""
+    """Return whether something on Ceph may have this name."""
     return _WHOLE_NAME.fullmatch(text) is not None and len(text.encode()) <= MAX_NAME
 
 

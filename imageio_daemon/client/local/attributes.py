@@ -45,7 +45,7 @@ def take_over(fd: int, path: Path) -> None:
 
 
 def admits_no_more(fd: int, path: Path) -> bool:
-    """Tell whether an open file admits nobody whom a new file, after take_over() from `path`, would not admit.
+    """Return whether an open file admits nobody whom a new file, after take_over() from `path`, would not admit.
 
     That is so if owner, permissions and ACL are the same as at `path`, or if there is no file at `path` and the open
     one belongs to this user. Raises OSError.

@@ -36,11 +36,11 @@ class Decoder(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Tell whether the stream has ended."""
+        """Return whether the stream has ended."""
 
     @property
     def needs_input(self) -> bool:
-        """Tell whether the decoder needs more input."""
+        """Return whether the decoder needs more input."""
 
     @property
     def unused_data(self) -> bytes:

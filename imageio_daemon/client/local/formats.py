@@ -41,7 +41,7 @@ def on_nbd(image: object) -> str | None:
 
 
 def is_elsewhere(image: object) -> bool:
-    """Tell whether an image has an address, and is no file or device of this host."""
+    """Return whether an image has an address, and is no file or device of this host."""
     return bool(on_ceph(image) or on_nbd(image))
 
 

@@ -120,12 +120,12 @@ class PartImage(ImageTarget[_I]):
 
     @property
     def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left this image."""
+        """Return whether an earlier download has left this image."""
         return self._part.is_earlier
 
     @property
     def reads_zero(self) -> bool:
-        """Tell whether the image is new. One that is left has data, also some that was never flushed."""
+        """Return whether the image is new. One that is left has data, also some that was never flushed."""
         return not self._part.is_earlier
 
     def flush(self) -> None:

@@ -145,7 +145,7 @@ def _who_has(fd: int) -> str:
 
 
 def _has_locked(pid: str, inode: str) -> bool:
-    """Tell whether a process has locks on a file. For processes of other users, this may be False."""
+    """Return whether a process has locks on a file. For processes of other users, this may be False."""
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fdinfo"):
             with contextlib.suppress(FileNotFoundError):

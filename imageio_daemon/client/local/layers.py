@@ -42,7 +42,7 @@ def whole_sectors(size: int) -> int:
 
 
 def are_all(files: Iterable[Path], offset: int) -> bool:
-    """Tell whether an image consists of these files only. A header could also name an export of an NBD server.
+    """Return whether an image consists of these files only. A header could also name an export of an NBD server.
 
     `offset` is that of the header in the first file, in bytes. The formats of the files are not known here. A file that
     only looks like a qcow2 can make the answer False. Then the upload is as that of a block device.

@@ -43,7 +43,7 @@ def _is_version(version: int) -> Callable[[bytes], bool]:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Tell whether a head has the checksum of a tar header. Headers of the seventh edition have no magic (tar(5))."""
+    """Return whether a head has the checksum of a tar header. Headers of the seventh edition have no magic (tar(5))."""
     told = head[148:156].strip(b" \0")
     if len(head) < HEAD or not head[0] or not re.fullmatch(rb"[0-7]+", told):
         return False
@@ -51,7 +51,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _is_lzma(head: bytes) -> bool:
-    """Tell whether a head is that of an .lzma file, by the rules of xz(1), "FILE FORMAT", and the coder's first byte.
+    """Return whether a head is that of an .lzma file, by the rules of xz(1), "FILE FORMAT", and the coder's first byte.
 
     In such a file, the size of the dictionary is 2^n or 2^n + 2^(n-1), and the decompressed size is unknown or less
     than 256 GiB.

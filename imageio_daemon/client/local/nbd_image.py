@@ -81,7 +81,7 @@ class NbdImage:
         return self._agreed.size
 
     def can(self, flag: int) -> bool:
-        """Tell whether the export has a transmission flag."""
+        """Return whether the export has a transmission flag."""
         return self._agreed.can(flag)
 
     def finish(self) -> None:

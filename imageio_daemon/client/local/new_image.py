@@ -17,7 +17,7 @@ class ClosingImage(WritableImage, Protocol):
 
     @property
     def ended_well(self) -> bool:
-        """Tell whether the image was flushed and closed."""
+        """Return whether the image was flushed and closed."""
 
 
 _C = TypeVar("_C", bound=ClosingImage)

@@ -40,7 +40,7 @@ class Stopping:
 
     @property
     def is_set(self) -> bool:
-        """Tell whether stop() was called."""
+        """Return whether stop() was called."""
         return bool(self.control.canceled)
 
     def stop(self) -> None:

@@ -44,7 +44,7 @@ def arguments_for(
 
 
 def tells_changes(path: Path, format_name: str, member: Member | None, bitmap: str) -> bool:
-    """Tell whether a bitmap of an image has all its changes, and log why not. Raises LocalError.
+    """Return whether a bitmap of an image has all its changes, and log why not. Raises LocalError.
 
     qemu-nbd would also take a bitmap of a file below the image, which lacks what was written above it. By the format,
     only a bitmap with the flag "auto" has the changes of all programs (qemu, docs/interop/qcow2.rst).

@@ -112,7 +112,7 @@ class FileSource:
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether reads go through the page cache, from which the kernel can send."""
+        """Return whether reads go through the page cache, from which the kernel can send."""
         return self._direct is None
 
     def part(self, offset: int, length: int) -> FilePart:

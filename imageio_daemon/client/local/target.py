@@ -31,7 +31,7 @@ class Target(Writable, Protocol):
 
     @property
     def reads_zero(self) -> bool:
-        """Tell whether the target is new and reads as zeros, so that zeros need not be written."""
+        """Return whether the target is new and reads as zeros, so that zeros need not be written."""
 
     def start(self, size: int) -> None:
         """Prepare for an image of this size, in bytes."""
@@ -50,7 +50,7 @@ class PartTarget(Target, Protocol):
 
     @property
     def is_earlier(self) -> bool:
-        """Tell whether an earlier download has left this target, and start() was not called."""
+        """Return whether an earlier download has left this target, and start() was not called."""
 
     def resume(self, size: int) -> Source | None:
         """Open what an earlier download has left of an image of this size, to compare it, or return None.
@@ -189,7 +189,7 @@ class StreamTarget:
 
 
 def is_existing_device(path: Path) -> bool:
-    """Tell whether a path is a block device. Raises LocalError if it is neither that nor a regular file."""
+    """Return whether a path is a block device. Raises LocalError if it is neither that nor a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

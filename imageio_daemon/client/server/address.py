@@ -82,12 +82,12 @@ def server_of(parts: urllib.parse.SplitResult) -> tuple[str, int] | None:
 
 
 def is_url(text: str) -> bool:
-    """Tell whether an argument is a URL, not the name of a file. Case does not matter (RFC 3986 3.1)."""
+    """Return whether an argument is a URL, not the name of a file. Case does not matter (RFC 3986 3.1)."""
     return text[:8].lower().startswith(_SCHEMES)
 
 
 def has_ticket(url: str) -> bool:
-    """Tell whether a URL names an image, not only a server. True also for what is no URL, which other code refuses."""
+    """Return whether a URL names an image, not only a server. True also for other texts, which other code refuses."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         return not (is_url(url) and parts.path in (*_NO_TICKET, _PAGE) and not parts.query and not parts.fragment)
@@ -95,7 +95,7 @@ def has_ticket(url: str) -> bool:
 
 
 def is_image(url: str) -> bool:
-    """Tell whether a URL is that of an image with a ticket, not that of a file: /images/NAME without a suffix."""
+    """Return whether a URL is that of an image with a ticket, not that of a file: /images/NAME without a suffix."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         return bool(re.fullmatch("/images/[^/.]+", parts.path) or (parts.path == _PAGE and parts.fragment))

@@ -75,7 +75,7 @@ class ClientConnection:
             self._connected()
 
     def has_ended(self) -> bool:
-        """Tell whether the server has closed the connection since the last answer, as servers do with idle ones.
+        """Return whether the server has closed the connection since the last answer, as servers do with idle ones.
 
         Also true if the server has sent bytes without a request, because they are no answer to the next one (RFC 9112
         9.2). False if the last answer has announced the end, because then the next request connects. Do not call this

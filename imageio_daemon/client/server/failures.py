@@ -153,7 +153,7 @@ def not_connected(way: str, error: OSError, *, was_connected: bool) -> ServerFai
 
 
 def _is_final(error: OSError) -> bool:
-    """Tell whether a retry would fail, too: there is no such host, or a socket's path is too long or not allowed."""
+    """Return whether a retry would fail, too: there is no such host, or a socket's path is too long or not allowed."""
     if isinstance(error, PermissionError):
         return True
     if isinstance(error, socket.gaierror):

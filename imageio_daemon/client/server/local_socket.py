@@ -26,7 +26,7 @@ _TOLD = re.compile("[0-9a-f]{1,128}")
 
 
 def _is_address(text: str) -> bool:
-    """Tell whether a text is a path or an abstract name. Only the latter begins with NUL (unix(7))."""
+    """Return whether a text is a path or an abstract name. Only the latter begins with NUL (unix(7))."""
     try:
         os.fsencode(text)
     except UnicodeError:

@@ -39,7 +39,7 @@ class Patience:
 
     @property
     def is_failing(self) -> bool:
-        """Tell whether nothing has succeeded since the last failure."""
+        """Return whether nothing has succeeded since the last failure."""
         return self._since is not None
 
     def succeeded(self) -> None:

@@ -106,7 +106,7 @@ class HttpProxy:
 
 
 def is_exempt(host: str, rules: str) -> bool:
-    """Tell whether NO_PROXY names a host, by the rules of curl(1).
+    """Return whether NO_PROXY names a host, by the rules of curl(1).
 
     `*` alone is every host. Otherwise commas and blanks separate names, addresses, and networks in CIDR notation. A
     name, with or without a dot before it, includes its subdomains. Names are not resolved to addresses.

@@ -51,7 +51,7 @@ class SecureSocket(socket.socket):
         return count
 
     def has_ended(self) -> bool:
-        """Tell whether the peer has closed the connection, or has sent bytes without a request."""
+        """Return whether the peer has closed the connection, or has sent bytes without a request."""
         return self.tls.readinto(memoryview(bytearray(1))) >= 0
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:

@@ -119,7 +119,7 @@ class ClientSession:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the client reaches the server by its unix socket."""
+        """Return whether the client reaches the server by its unix socket."""
         return self._endpoint.unix is not None or self._endpoint.local is not None
 
     def open(self) -> RemoteImage:
@@ -186,7 +186,7 @@ class ClientSession:
         return url.endpoint(trust_of(settings) if url.scheme == "https" else None)
 
     def _is_on_this_host(self, local: LocalSocket | None) -> bool:
-        """Tell whether the server's unix socket is on this host and has proven itself. Later connections then use it.
+        """Return whether the server's unix socket is on this host and has proven itself. Later connections then use it.
 
         This is not done with a proxy, because the user wants the proxy to be used.
         """

@@ -122,7 +122,7 @@ class LocalCheckpoints(Checkpoints):
 
     @property
     def is_anything(self) -> bool:
-        """Tell whether the next download may need less than all."""
+        """Return whether the next download may need less than all."""
         return bool(self._record.is_kept and (self._size() or self._unflushed.is_waiting))
 
     def leave(self) -> None:

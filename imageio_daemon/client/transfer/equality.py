@@ -38,7 +38,7 @@ def no_ranges(session: ClientSession) -> Iterator[Refused]:
 
 
 def has_digest(image: RemoteImage, digest: Digest, part: tuple[int, int]) -> bool:
-    """Tell whether a part of an image, by offset and length, has this digest. Raises as RemoteImage does."""
+    """Return whether a part of an image, by offset and length, has this digest. Raises as RemoteImage does."""
     return bool(image.checksum(digest.algorithm, digest.block_size, part)["checksum"] == digest.hexdigest())
 
 
@@ -133,7 +133,7 @@ class Equality:
             yield from ours.listed(unit.end - unit.start, unit.start)
 
     def _reads(self, image: RemoteImage, part: Range, buffer: memoryview) -> bool:
-        """Tell whether both images have the same bytes in a range."""
+        """Return whether both images have the same bytes in a range."""
         half = len(buffer) // 2
         for offset, theirs in image.read([part], buffer[:half]):
             ours = buffer[half : half + len(theirs)]

@@ -146,7 +146,7 @@ class Record:
 
     @property
     def is_kept(self) -> bool:
-        """Tell whether the next transfer can continue where this one ends."""
+        """Return whether the next transfer can continue where this one ends."""
         return self._on_server or self._states is not None
 
     def durable(self, image: RemoteImage) -> RangeSet:

@@ -86,7 +86,7 @@ class Options:
 
     @property
     def verifies(self) -> bool:
-        """Tell whether the checksums of both sides are compared."""
+        """Return whether the checksums of both sides are compared."""
         return self.verify or self.update
 
     @property
@@ -152,12 +152,12 @@ class DownloadOptions(Options):
 
     @property
     def verifies(self) -> bool:
-        """Tell whether the checksums of both sides are compared."""
+        """Return whether the checksums of both sides are compared."""
         return super().verifies or self.manifest is not None
 
     @property
     def continues(self) -> bool:
-        """Tell whether an earlier download is continued, and this one left for the next."""
+        """Return whether an earlier download is continued, and this one left for the next."""
         return self.directory is not None and not self.dirty and not self.update
 
 

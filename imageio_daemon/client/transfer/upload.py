@@ -240,7 +240,7 @@ class Upload:
 
     @property
     def writes_end(self) -> bool:
-        """Tell whether the upload begins with the last byte, for which a target may be too small; see write_end()."""
+        """Return whether the upload begins with the last byte, for which a target may be too small; see write_end()."""
         last = self._source.size - 1
         return last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1))
 

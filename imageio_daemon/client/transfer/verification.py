@@ -35,7 +35,7 @@ def await_verification(image: RemoteImage, session: ClientSession, counter: Coun
 
 
 def is_finalized(session: ClientSession) -> bool:
-    """Tell whether an earlier upload was complete, and only its answer was lost. Its ticket does not write any more."""
+    """Return whether an earlier upload was complete, and only its answer was lost. Its ticket then writes no more."""
     return "finalize" in session.abilities.features and "zero" not in session.abilities.features
 
 

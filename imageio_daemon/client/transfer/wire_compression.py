@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def _is_better(self) -> bool:
-        """Tell whether compression is the better way."""
+        """Return whether compression is the better way."""
         return self._compressed.rate >= LEAST_GAIN * self._plain.rate
 
     @property
