@@ -237,7 +237,7 @@ def control_socket(config: Config) -> str:
 
 
 def is_running(config: Config) -> bool:
-    """Tell whether a daemon listens on the control socket."""
+    """Return whether a daemon listens on the control socket."""
     return not listening.why_no_listener(control_socket(config))
 
 

@@ -30,7 +30,7 @@ class ExtentReader:
 
     @property
     def complete(self) -> bool:
-        """Tell whether all these bytes were yielded."""
+        """Return whether all these bytes were yielded."""
         return self._position >= self._end
 
     def feed(self, data: bytes) -> Iterator[Extent]:

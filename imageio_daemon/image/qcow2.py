@@ -70,7 +70,7 @@ def disk_size(read: Read) -> int:
 
 
 def is_marked_corrupt(read: Read) -> bool:
-    """Tell whether an image must be repaired before it is written. Raises ValueError if there is no qcow2 header."""
+    """Return whether an image must be repaired before it is written. Raises ValueError if there is no qcow2 header."""
     require_magic(read, 0, QCOW2, "qcow2")
     version, *_ = unpack(_HEAD, read, 0)
     return version >= 3 and bool(unpack(_HEAD_V3, read, _HEAD_V3_OFFSET)[0] & _CORRUPT_BIT)

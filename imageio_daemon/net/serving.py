@@ -153,7 +153,7 @@ class Acceptor:
         self._listen()
 
     def is_serving(self) -> bool:
-        """Tell whether connections are accepted: not after close(), and not while there are no descriptors."""
+        """Return whether connections are accepted: not after close(), and not while there are no descriptors."""
         return self._paused is None and self._socket.fileno() != -1
 
     def close(self) -> None:

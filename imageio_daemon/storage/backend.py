@@ -93,7 +93,7 @@ class Backend(ABC):
         return None
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the whole image is known to read as zeros, and nothing was written since it was opened.
+        """Return whether the whole image is known to read as zeros, and nothing was written since it was opened.
 
         Call this after refresh(), because other programs may have changed the image.
         """

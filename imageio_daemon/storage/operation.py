@@ -113,7 +113,7 @@ class Operation:
 
     @property
     def canceled(self) -> bool:
-        """Tell whether the operation is cancelled, and must end at its next step."""
+        """Return whether the operation is cancelled, and must end at its next step."""
         return bool(self.control.canceled)
 
     def require_running(self) -> None:
@@ -130,7 +130,7 @@ class Operation:
 
     @property
     def in_storage(self) -> bool:
-        """Tell whether an operation of storage has not completed yet."""
+        """Return whether an operation of storage has not completed yet."""
         return self._holders > 1
 
     @property

@@ -140,7 +140,7 @@ class Exchange:
         return None if worker is None else worker.doing()
 
     def _has_ticket(self) -> bool:
-        """Tell whether any transfer of the connection is in force."""
+        """Return whether any transfer of the connection is in force."""
         return any(transfer.in_force for transfer in self._transfers)
 
     def lost(self) -> None:
