@@ -75,7 +75,7 @@ machine() {
     mkdir -p "$results"
     printf '%s\n' "${@:2}" >"$results/arguments"
     mke2fs -q -t ext4 -d "$results" "$results.img" 64M
-    "${there[@]}" timeout 3000 qemu-system-x86_64 -accel tcg,thread=single -cpu max -smp 2 -m 2048 -nodefaults -display none -serial stdio -no-reboot \
+    "${there[@]}" timeout 7200 qemu-system-x86_64 -accel tcg,thread=single -cpu max -smp 2 -m 2048 -nodefaults -display none -serial stdio -no-reboot \
         -kernel "$lab/kernel/boot/vmlinuz-$version" -initrd "$machine/initrd.gz" \
         -append "console=ttyS0 panic=-1 quiet no_timer_check" \
         -drive "file=$machine/disk.img,format=raw,if=virtio,snapshot=on" \
