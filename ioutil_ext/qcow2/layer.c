@@ -112,6 +112,11 @@ int layer_grow(struct op *op, iou_handle *file, uint64_t end) {
     return 0;
 }
 
+int layer_reserve(struct op *op, iou_handle *file, uint64_t offset, uint64_t length) {
+    int error = sys_fallocate(file->fd, 0, offset, length);
+    return error < 0 && !zero_is_unsupported(error) ? op_fail(op, IOU_SYS_FALLOCATE, error) : 0;
+}
+
 int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end, uint64_t *stop, bool *hole) {
     iou_extent extent;
     struct op inner = inner_op(file, IOU_EXTENTS, offset, end - offset);

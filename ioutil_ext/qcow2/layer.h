@@ -30,6 +30,9 @@ int layer_sync(struct op *op, iou_handle *file);
 int layer_grow(struct op *op, iou_handle *file, uint64_t end);
 int layer_set_size(struct op *op, iou_handle *file, uint64_t end);
 
+/* Let a range inside of the file have space, which keeps its content; if the file system can promise that. */
+int layer_reserve(struct op *op, iou_handle *file, uint64_t offset, uint64_t length);
+
 /* Find the end of the data or hole at offset, at most `end`. */
 int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end, uint64_t *stop, bool *hole);
 

@@ -33,10 +33,23 @@ static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct
     return error;
 }
 
+/* The L1 table of a new image is a hole, too. */
+static int reserve_l1(struct qcow2 *q, struct op *op) {
+    if (q->l1_reserved || q->file->image->type != IOU_FILE)
+        return 0;
+    pthread_mutex_unlock(&q->lock);
+    int error = layer_reserve(op, q->file, q->header.l1_offset, 8 * (uint64_t)q->header.l1_size);
+    pthread_mutex_lock(&q->lock);
+    q->l1_reserved |= !error;
+    return error;
+}
+
 static int make_table(struct qcow2 *q, struct op *op, uint64_t index) {
     uint64_t old = be64toh(q->l1[index]) & ENTRY_OFFSET;
     struct taken taken;
-    int error = space_take(q, op, 1, old ? WANT_ANY : WANT_ZEROS, &taken);
+    int error = reserve_l1(q, op);
+    if (!error)
+        error = space_take(q, op, 1, old ? WANT_ANY : WANT_ZEROS, &taken);
     if (error)
         return error;
     error = fill_table(q, op, old, &taken);

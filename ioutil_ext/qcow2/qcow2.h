@@ -113,6 +113,7 @@ struct qcow2 {
 
     pthread_mutex_t lock;
     uint64_t *l1;
+    bool l1_reserved;                                         /* it has space in the file, as far as can be */
     struct bits l1_dirty;                                     /* a bit for each 64 entries */
     uint64_t *refcount_table, refcount_blocks, refcount_room; /* entries in use; that the table has in the file */
     struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; blocks not yet in the file */

@@ -20,6 +20,7 @@ from .checker import Checked
 from .crash import Recorder, is_block
 from .disk import Disk, Judged, Layer, Verdict, checked, content, create, run
 from .test_concurrent import together
+from .test_create import made
 from .test_faults import Fault
 from .test_order import CLUSTER, host_of, touches
 
@@ -240,6 +241,20 @@ def test_on_a_full_device_a_write_fails_if_the_flush_that_would_free_clusters_fa
         recorder.fault = Fault("fdatasync", errno.EIO, 0, for_ever=True)
         with pytest.raises(Failed, match="No space left"):
             disk.write(3 * MIB, b"e" * CLUSTER)
+
+
+def test_what_was_written_before_the_file_system_was_full_can_be_flushed(small_filesystem: Path) -> None:
+    """The L1 table of a new image is a hole."""
+    path = made(small_filesystem / "image", 64 * MIB)
+    with Disk(path) as disk:
+        data = ffi.from_buffer(b"d" * CLUSTER)
+        errors = [disk.attempt(lib.IOU_WRITE, at, CLUSTER, buffer=data).error for at in range(0, 8 * MIB, CLUSTER)]
+        written = CLUSTER * errors.count(0)
+        assert MIB < written < 4 * MIB
+        disk.flush()
+    assert checked(path) == 0
+    with Disk(path, writable=False) as disk:
+        assert disk.read(0, written) == b"d" * written
 
 
 def test_tables_have_space_before_a_flush_writes_them(tmp_path: Path, small_filesystem: Path) -> None:
