@@ -59,8 +59,8 @@ STATE_TIMEOUT = 1.0
 def run(config: Config, tickets: Sequence[object], load: Callable[[], Config]) -> int:
     """Run the daemon until SIGTERM or SIGINT and return its exit status: 0, or 1 if operations did not end in time.
 
-    tickets: decoded JSON tickets to install at the start. load: reads the configuration again, for a reload. Raises
-    ConfigError, and InvalidRequest for a malformed ticket, before anything is served.
+    `tickets` are decoded JSON tickets to install at the start, and `load` reads the configuration again for a reload.
+    Raises ConfigError, and InvalidRequest for a malformed ticket, before anything is served.
     """
     daemon = Daemon(config, [_ticket(data, config) for data in tickets], load)
     return uvloop.run(daemon.main())

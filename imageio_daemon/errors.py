@@ -61,7 +61,7 @@ class NotFound(Error):
 
 
 class MethodNotAllowed(Error):
-    """The resource exists and does not support the method. `allowed`: the methods that it supports."""
+    """The resource exists and does not support the method. `allowed` has those that it supports."""
 
     def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
         super().__init__(f"Method {method[:40]} is not allowed here")
@@ -69,10 +69,7 @@ class MethodNotAllowed(Error):
 
 
 class OutOfRange(Error):
-    """The range is not inside the ticket or the image.
-
-    `size`: the bytes that the peer may address; None if not known.
-    """
+    """The range is not inside the ticket or the image. `size` is what the peer may address, or None."""
 
     def __init__(self, message: str, size: int | None = None) -> None:
         super().__init__(message)
@@ -164,8 +161,8 @@ FAULTS = {
 class StorageError(Error):
     """A system call on the image, or the server that has the image, failed. The message is for the log only.
 
-    `errno`: the positive error number. `fault`: what it means. operation: what was asked for. syscall: what failed.
-    detail: the image or range.
+    `errno` is the positive error number, and `fault` its meaning. `operation` was asked for, `syscall` has failed, and
+    `detail` names the image or the range.
     """
 
     _told = "The storage of the image failed"
@@ -181,8 +178,7 @@ class StorageError(Error):
 class Unusable(StorageError):
     """The image cannot be served as the ticket names it, until somebody mends one of the two: no retry helps.
 
-    told: a sentence for the peer, without names of the host or of other servers. The rest is for the log, as in
-    StorageError.
+    `told` is a sentence for the peer, without names of the host or of other servers. The rest is for the log.
     """
 
     def __init__(self, told: str, operation: str, syscall: str, detail: str = "") -> None:
@@ -203,7 +199,7 @@ class ServerGone(StorageError):
 
 
 class ServerRefuses(ServerGone):
-    """The server that has the image is there, and refuses it. told: as in Unusable. `reason`: for the log."""
+    """The server that has the image is there, and refuses it. `told` is as in Unusable, `reason` for the log."""
 
     def __init__(self, server: str, reason: str, told: str) -> None:
         super().__init__(server, reason)

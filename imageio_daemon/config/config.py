@@ -40,7 +40,7 @@ SECTIONS: dict[str, type[Any]] = {name: type(section) for name, section in vars(
 
 
 class Conflict(NamedTuple):
-    """An option whose value violates a constraint by another option. `expected`: a valid value, and why."""
+    """An option whose value violates a constraint by another option. `expected` tells a valid value, and why."""
 
     section: str
     name: str

@@ -120,7 +120,7 @@ IGNORED_SECTIONS = {
 class Loaded:
     """A configuration that was read from files.
 
-    warnings: a line for each option that has no effect. places: FILE:LINE, by section and option.
+    `warnings` has a line for each option that has no effect, and `places` FILE:LINE by section and option.
     """
 
     config: Config

@@ -21,8 +21,8 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 class Option(NamedTuple):
     """The description of an option.
 
-    parse: converts text, and raises ValueError. expected: the accepted values, with unit and limits. write: the inverse
-    of parse. show: converts a value for JSON.
+    `parse` converts text, and raises ValueError. `expected` tells the accepted values, with unit and limits. `write` is
+    the inverse of `parse`, and `show` converts a value for JSON.
     """
 
     parse: Callable[[str], object]

@@ -23,7 +23,7 @@ DEFAULT_PORT = 443
 class HttpAddress:
     """The address of an image on another server. str() omits the id: it is the other server's ticket, a secret.
 
-    host: a name or an address, which may have a zone; see hosts.py.
+    The host is a name or an address, which may have a zone; see hosts.py.
     """
 
     host: str

@@ -34,8 +34,8 @@ _OLD = re.compile(
 class NbdAddress:
     """The address of an export: `socket`, or `host` and `port`.
 
-    `socket`: the path of a unix socket, or an abstract name after a NUL. `tls`: TLS is required, with a certificate for
-    `tls_hostname`.
+    `socket` is the path of a unix socket, or an abstract name after a NUL. With `tls`, the server has to have TLS, with
+    a certificate for `tls_hostname`.
     """
 
     host: str = ""

@@ -25,7 +25,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class RbdAddress:
-    """The address of an image, or of a snapshot of it. namespace, snapshot: "" if there is none."""
+    """The address of an image, or of a snapshot of it. Without a namespace or snapshot, that is ""."""
 
     pool: str
     namespace: str
@@ -46,7 +46,7 @@ class RbdAddress:
         return self.pool in places or self.where in places
 
     def node(self, conf: str = "", user: str = "") -> dict[str, str]:
-        """Return qemu's block node, ready for JSON. conf, user: of the cluster; "": as librados finds them."""
+        """Return qemu's block node, for JSON. If `conf` or `user` of the cluster is "", librados finds it itself."""
         told = {
             "pool": self.pool,
             "namespace": self.namespace,
@@ -58,7 +58,7 @@ class RbdAddress:
         return {"driver": "rbd"} | {key: value for key, value in told.items() if value}
 
     def options(self, conf: str = "", user: str = "") -> Sequence[str]:
-        """Return the options of rbd(8) that name the image; conf, user: as above."""
+        """Return the options of rbd(8) that name the image. `conf` and `user` are as for node()."""
         told = {
             "--pool": self.pool,
             "--namespace": self.namespace,
@@ -92,9 +92,9 @@ def parse(url: str) -> RbdAddress:
 
 
 def remedy(said: str, not_connected: str) -> str:
-    """Return what helps where a message of qemu does not tell, in parentheses, to be put behind it; "": not known.
+    """Return what helps where a message of qemu does not tell, in parentheses, to be put behind it, or "".
 
-    not_connected: what helps if the cluster cannot be reached, or does not know the user.
+    `not_connected` is what helps if the cluster cannot be reached, or does not know the user.
     """
     known = {"Unknown driver 'rbd'": "is qemu-block-extra installed?", "error connecting": not_connected}
     return next((f" ({help_})" for text, help_ in known.items() if text in said), "")
