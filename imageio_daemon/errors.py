@@ -69,7 +69,7 @@ class MethodNotAllowed(Error):
 
 
 class OutOfRange(Error):
-    """The range is not inside the ticket or the image. `size` is what the peer may address, or None."""
+    """The range is not inside the ticket or the image. `size` is what the peer may address, if it is known."""
 
     def __init__(self, message: str, size: int | None = None) -> None:
         super().__init__(message)
