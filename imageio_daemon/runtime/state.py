@@ -227,7 +227,7 @@ def _has_version(fd: int) -> bool:
     except FileNotFoundError:
         return False
     if found != _VERSION_TEXT:
-        raise OSError(f"expected version {VERSION}, and the file `version` tells another one: {found!r}")
+        raise OSError(f"expected version {VERSION}, and the file `version` has another one: {found!r}")
     return True
 
 

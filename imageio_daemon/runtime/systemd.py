@@ -45,7 +45,7 @@ def notify(state: str, fds: Sequence[int] = ()) -> bool:
     if not address:
         return False
     if not address.startswith(("/", "@")):
-        log.warning("cannot tell the service manager %s: unsupported address %s", state, address)
+        log.warning("cannot notify the service manager of %s: unsupported address %s", state, address)
         return False
     if address.startswith("@"):
         address = "\0" + address[1:]
@@ -56,7 +56,7 @@ def notify(state: str, fds: Sequence[int] = ()) -> bool:
             sock.connect(address)
             sock.sendmsg([state.encode()], rights)
     except OSError as e:
-        log.warning("cannot tell the service manager %s: %s", state, e)
+        log.warning("cannot notify the service manager of %s: %s", state, e)
         return False
     return True
 

@@ -45,7 +45,7 @@ class Bucket:
     def rate(self, rate: int) -> None:
         """Set the rate, at once also for requests that wait. Raises InvalidRequest if it is above MAX_RATE."""
         if lib.iou_bucket_set(self.shared, rate):
-            raise InvalidRequest(f"No rate: {rate}")
+            raise InvalidRequest(f"Invalid rate: {rate}")
         self._rate = rate
 
     @property

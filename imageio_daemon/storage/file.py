@@ -43,7 +43,7 @@ class FileBackend(Backend):
         info = ffi.new("iou_info *")
         lib.iou_handle_info(handle, info)
         if not info.direct:
-            log.info("no direct I/O on %s: through the page cache", path)
+            log.info("no direct I/O on %s: it is used through the page cache", path)
         if writable:
             tell_writers(info, path, shared=shared)
         try:

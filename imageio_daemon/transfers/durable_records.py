@@ -179,7 +179,7 @@ class DurableRecords:
         if self._directory is None:
             return NO_RECORD
         if info.lasting is None:
-            log.info("no record of what is durable: the image has no lasting identity", extra=_fields(writer.ticket))
+            log.info("no record of durable ranges: the image has no lasting identity", extra=_fields(writer.ticket))
             return NO_RECORD
         name = short_hash(info.lasting)
         if writer.shared or not info.can_flush:
@@ -193,7 +193,8 @@ class DurableRecords:
         error = writer.record.state().error
         if error and not writer.told:
             writer.told = True
-            log.warning("what is durable is not kept: %s", os.strerror(error), extra=_fields(writer.ticket))
+            reason = os.strerror(error)
+            log.warning("the record of durable ranges is not kept: %s", reason, extra=_fields(writer.ticket))
 
 
 def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
@@ -210,13 +211,13 @@ def _new_record(directory: int, name: str, ticket: Ticket, info: BackendInfo) ->
     header = f"{name} {short_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain} {size}')}"
     ranges = _read(directory, name, header)
     if ranges and ranges[-1][1] > info.size:
-        log.warning("what was durable is not known: the image has become shorter", extra=_fields(ticket))
+        log.warning("the record of durable ranges is dropped: the image has become shorter", extra=_fields(ticket))
         ranges = []
     try:
         return DurableRecord.new(directory, name, header, ranges)
     except StorageError as e:
         _remove(directory, name)
-        log.warning("what is durable is not kept: %s", e, extra=_fields(ticket))
+        log.warning("the record of durable ranges is not kept: %s", e, extra=_fields(ticket))
         return NO_RECORD
 
 
@@ -226,7 +227,7 @@ def _read(directory: int, name: str, header: str) -> list[tuple[int, int]]:
     except FileNotFoundError:
         return []
     except (OSError, journal.Damaged) as e:
-        log.warning("what was durable is not known: the journal %s: %s", name, e)
+        log.warning("the record of durable ranges is dropped: the journal %s: %s", name, e)
         return []
 
 
@@ -244,7 +245,7 @@ def _open_directory(state: StateDirectory) -> tuple[int | None, str]:
         directory = state.directory(DIRECTORY)
         _tidy(directory, ())
     except OSError as e:
-        log.warning("what is durable is not kept: %s", e)
+        log.warning("the record of durable ranges is not kept: %s", e)
         return None, e.strerror or str(e)
     return directory, ""
 
@@ -265,4 +266,4 @@ def _tidy_or_tell(directory: int, used: Container[str]) -> None:
     except FileNotFoundError:
         return  # a record has just become void; the next call removes the other journals
     except OSError as e:
-        log.warning("old records of what was durable cannot be removed: %s", e)
+        log.warning("old records of durable ranges cannot be removed: %s", e)

@@ -136,7 +136,7 @@ class CanceledTransfers:
         """Raise TooManyTickets if there are too many tickets and cancelled transfers for a limit of `most_tickets`."""
         most = CANCELED_FACTOR * most_tickets
         if tickets + len(self) >= most:
-            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
+            raise TooManyTickets(f"The limit of {most} tickets is reached, with cancelled ones that have not ended")
 
     def add(self, transfer: TransferEnd) -> None:
         """Add a transfer that has not ended.
@@ -199,7 +199,7 @@ class CanceledTransfers:
                 while left := self.of_ticket(ticket_id):
                     await left[0].until_ended()
         except TimeoutError:
-            raise InUse("The ticket is still used: what runs on its image has not ended") from None
+            raise InUse("The ticket is still used: operations on its image have not ended") from None
 
     async def until_free(self, url: str, identity: object) -> None:
         """Wait until no transfer of the registry uses the image of this url or identity. May be cancelled."""

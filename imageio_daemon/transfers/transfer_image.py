@@ -193,10 +193,10 @@ class TransferImage:
         try:
             await backend.flush(Operation())
         except Error as e:
-            log.error("transfer %s: its image could not be flushed, and is lost: %s", self._ticket.log_name, e)
+            log.error("transfer %s: its image could not be flushed, changes may be lost: %s", self._ticket.log_name, e)
             self._flush_failure = e
         except Exception:
-            log.exception("transfer %s: its image could not be flushed, and is lost", self._ticket.log_name)
+            log.exception("transfer %s: its image could not be flushed, changes may be lost", self._ticket.log_name)
             self._flush_failure = StorageError(errno.EIO, "flush", "flush", "(failed unexpectedly)")
 
     def _arrived(self, backend: Backend | None = None) -> None:

@@ -52,12 +52,19 @@ def differs_in_announcing(before: Transcript, now: Transcript) -> bool:
 
 def differs_in_codings(before: Transcript, now: Transcript) -> bool:
     """Return whether only refusals of a coding differ, in their text and in the coding that they recommend."""
-    return _without_codings(before) == _without_codings(now)
+    return _without_texts(before, 415) == _without_texts(now, 415)
 
 
-def _without_codings(transcript: Transcript) -> Transcript:
+def differs_in_conditions(before: Transcript, now: Transcript) -> bool:
+    """Return whether only refusals of a condition differ, in their text."""
+    return _without_texts(before, 412) == _without_texts(now, 412)
+
+
+def _without_texts(transcript: Transcript, status: int) -> Transcript:
+    """Return the answers without the text of those with this status, and without the coding that they recommend."""
+
     def told(answer: Told) -> Told:
-        if answer.status != 415:
+        if answer.status != status:
             return answer
         fields = tuple(field for field in answer.fields if field[0] not in ("accept-encoding", "content-length"))
         return answer._replace(fields=fields, body=b"")
@@ -226,6 +233,7 @@ WANTED: Sequence[Wanted] = (
         PROXY,
     ),
     Wanted("415 names the coding that is served", says(rb"^content-encoding:"), differs_in_codings),
+    Wanted("412 names the condition that does not hold", says(rb"^if-(none-)?match:"), differs_in_conditions),
 )
 
 

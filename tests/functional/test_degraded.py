@@ -81,7 +81,7 @@ GONE = "another directory has its path now"
 WAYS = {
     "state of another version": Way(
         Feature.STATE_DIR,
-        "expected version 1, and the file `version` tells another one: b'2\\n'",
+        "expected version 1, and the file `version` has another one: b'2\\n'",
         WITH_STATE,
         lambda directory: (state(directory) / "version").write_text("2\n"),
     ),

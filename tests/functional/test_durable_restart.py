@@ -196,7 +196,7 @@ def test_damaged_journal_is_told_once_and_tells_nothing(daemon: Daemon, path: Pa
     daemon.restart()
     check_serves_with_an_empty_record(daemon, path, ticket_id)
     assert len(complaints(daemon)) == 1
-    assert "what was durable is not known" in complaints(daemon)[0]
+    assert "the record of durable ranges is dropped" in complaints(daemon)[0]
     with client_of(daemon) as client:
         assert ranges(client, f"/images/{ticket_id}") == [(0, MiB)]
 
@@ -293,7 +293,7 @@ def test_state_directory_that_becomes_full_costs_the_record_only(
             assert not any(start < 65536 for start, _ in ranges(client, url))
     eventually(lambda: bool(complaints(daemon)), "the failure is told")
     assert len(complaints(daemon)) == 1
-    assert "what is durable is not kept" in complaints(daemon)[0]
+    assert "the record of durable ranges is not kept" in complaints(daemon)[0]
     daemon.kill()
     assert not journal.exists() or b"- 0 65536" in journal.read_bytes()
     daemon.restart()

@@ -59,7 +59,7 @@ def test_manager_that_cannot_be_reached_is_logged(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", f"{tmp_path}{name}")
     systemd.notify("READY=1")
-    assert "cannot tell the service manager READY=1" in caplog.text
+    assert "cannot notify the service manager of READY=1" in caplog.text
 
 
 def test_address_of_another_kind_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

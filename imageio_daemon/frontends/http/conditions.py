@@ -46,7 +46,7 @@ class Conditions:
             self._tag = entity_tag(backend.info.identity, size, backend.generation)
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         if match is not None and match != "*" and self._tag not in _members(match):
-            raise Changed("The image is not what it was, or nobody knows")
+            raise Changed("If-Match does not hold: the image has changed, or may have changed")
         self.unmodified |= self._tag in [member.removeprefix("W/") for member in _members(asked)]
         if unchanged is not None:
             self.range_counts = unchanged == self._tag
@@ -63,7 +63,7 @@ def require_none(fields: Mapping[str, str]) -> None:
     Each ticket has an image. A ticket that can write has no tag, so tags in If-None-Match are those of others.
     """
     if fields.get("if-none-match") == "*":
-        raise Changed("There is an image, and the request is for none")
+        raise Changed("If-None-Match does not hold: the image exists")
 
 
 def entity_tag(identity: object, size: int, generation: int, layout: str = "") -> str | None:

@@ -74,9 +74,9 @@ class NbdBackend(Backend):
             session.leave()
             raise failure
         if writable and not agreed.can(ExportFlag.SEND_FLUSH):
-            log.warning("%s cannot flush: what is written may be lost, and each flush fails", server)
+            log.warning("%s cannot flush: writes may be lost, and each flush fails", server)
         if options.dirty and name is None and not agreed.bitmaps:
-            log.warning("%s tells no dirty bitmap, so nobody knows what has changed", server)
+            log.warning("%s offers no dirty bitmap, so changed ranges are not known", server)
         name = name or server
         client = NbdClient(
             address, options, connections, session, name, zero_unit=zero_unit, allocation=cls.fast_allocation

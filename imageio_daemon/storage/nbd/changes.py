@@ -140,7 +140,7 @@ class _Places:
         """Take a place. Raises Unavailable."""
         with self._lock:
             if self._taken.total() >= MOST or self._taken[image] >= MOST_OF_IMAGE:
-                raise Unavailable("Too many requests ask what has changed")
+                raise Unavailable("Too many requests for dirty extents")
             self._taken[image] += 1
 
     def leave(self, image: str) -> None:

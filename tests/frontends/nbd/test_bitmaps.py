@@ -274,7 +274,7 @@ def test_server_and_files_without_a_bitmap_are_refused(nbd_daemon: Daemon, disk:
         for served in (serve(nbd_daemon, server.url), serve(nbd_daemon, raw)):
             require_refused(served, A, "has no dirty bitmap")
             run("nbdinfo", "--map", served.uri)
-    assert nbd_daemon.log.find("WARNING.*tells no dirty bitmap") is not None
+    assert nbd_daemon.log.find("WARNING.*offers no dirty bitmap") is not None
 
 
 # In all forms

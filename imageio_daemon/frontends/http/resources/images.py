@@ -249,7 +249,7 @@ def parse_put(request: web.Request) -> Put:
     if encoding == ENCODING:
         offset, length = parse_encoded_range(content_range)
     elif encoding != "identity":
-        raise UnsupportedEncoding(f"No Content-Encoding but {ENCODING} is served")
+        raise UnsupportedEncoding(f"Unsupported Content-Encoding, supported: {ENCODING}")
     return Put(offset, length, flush, encoding == ENCODING)
 
 
