@@ -27,7 +27,7 @@ enum {
 
 #define NBD_MAX_HEADER 32u /* bytes of a request */
 
-/* What was negotiated. */
+/* The results of the negotiation. */
 struct agreed {
     uint32_t flags;
     bool structured, extended;
@@ -95,7 +95,7 @@ struct told {
     uint64_t tells;   /* the flag of the context */
     uint64_t means;   /* the flag that a record gets for it */
     uint64_t end;     /* where the last extent ends */
-    iou_extent *runs; /* each of equal extents; NULL if the context is not wanted */
+    iou_extent *runs; /* equal extents in one; NULL if the context is not wanted */
 };
 
 /* The status of a range, from its start, in several contexts, with at most `most` runs in each. */

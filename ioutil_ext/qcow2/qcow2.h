@@ -107,7 +107,7 @@ struct qcow2 {
     iou_handle *file;
     struct header header;
     uint64_t cluster;
-    uint32_t cluster_bits, entry_bits, slice_bits, table_bits; /* log2; of a table: its entries */
+    uint32_t cluster_bits, entry_bits, slice_bits, table_bits; /* log2; table_bits is for the entries of an L2 table */
     uint32_t count_bits;                                       /* log2 of the reference counts of a block */
     bool sparse; /* clusters may be holes of the file, although data was allocated for them */
 
@@ -115,16 +115,16 @@ struct qcow2 {
     uint64_t *l1;
     bool l1_reserved;                                         /* it has space in the file, as far as can be */
     struct bits l1_dirty;                                     /* a bit for each 64 entries */
-    uint64_t *refcount_table, refcount_blocks, refcount_room; /* entries in use; that the table has in the file */
-    struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; blocks not yet in the file */
+    uint64_t *refcount_table, refcount_blocks, refcount_room; /* room: entries of the table in the file */
+    struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; new blocks, not in the file yet */
     uint64_t table_offset, table_clusters;                    /* the place of the table in the file, and its size */
     bool table_moved;
 
     struct bitmap bitmap;
     struct cache cache;
     struct space space;
-    struct frees unlinked, due, waiting; /* in memory only; in the file, too; until nobody uses them */
-    uint64_t freeing;                    /* clusters on their way from one of these to the next, or to the free ones */
+    struct frees unlinked, due, waiting; /* unlinked in memory; also in the file; still in use by operations */
+    uint64_t freeing; /* clusters that are being moved from one of these lists to the next, or freed */
     struct grace grace;
     struct link busy;
     struct flushing flushing;
