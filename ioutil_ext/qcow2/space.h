@@ -54,7 +54,7 @@ int space_move_table(struct qcow2 *q, struct op *op);
 
 /*
  * Reference counts of the clusters of the file (refs.c): tables, blocks, numbers of 1 to 64 bits. The image's lock is
- * held; functions with an operation may let go of it.
+ * held; functions with an operation may release it for a while.
  */
 
 /* Get or set a number of 2^order bits in a block or a part of one. If a number has less than 8 bits, the first one is
