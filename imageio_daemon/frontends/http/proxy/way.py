@@ -72,6 +72,16 @@ class ProxiedAnswer:
             yield data
 
 
+def _abandon(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of an answer that has not ended, and drop what comes of it.
+
+    An orderly end of TLS would wait up to 30 s for the other server, which meanwhile cannot send: nobody reads.
+    """
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
+
+
 class Way:
     """Send requests for one image, one after the other, on one connection. Use this on the loop that made it.
 
@@ -180,7 +190,7 @@ class Way:
         finally:
             waits.end()
             if response is not None:
-                response.close()  # has no effect after the end of the body
+                _abandon(response)
 
     def _failure(self, error: aiohttp.ClientError | TimeoutError, what: str) -> Error:
         """Return the error for a failure of the connection, without aiohttp's text."""
