@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
@@ -14,6 +15,20 @@ from .operation import Holder, Operation
 
 #: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
+
+
+async def surely(start: Callable[[], Awaitable[object]]) -> None:
+    """Start an operation and await it. While there is no thread for it, wait for one. Use this at the end of an image.
+
+    Raises what the operation does.
+    """
+    while True:
+        try:
+            await start()
+        except NoWorker:
+            await asyncio.sleep(INTERVAL)
+        else:
+            return
 
 
 class Running(NamedTuple):
@@ -116,13 +131,7 @@ class Engine:
 
         Raises StorageError, and Unavailable if the engine is stopping, which closes it.
         """
-        while True:
-            try:
-                await self.submit(lib.IOU_CLOSE, handle, name=name)
-            except NoWorker:
-                await asyncio.sleep(INTERVAL)
-            else:
-                return
+        await surely(lambda: self.submit(lib.IOU_CLOSE, handle, name=name))
 
     def cancel_queued(self) -> None:
         """End cancelled operations that wait for a thread."""

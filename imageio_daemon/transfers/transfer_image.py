@@ -13,6 +13,7 @@ from ..runtime import logs
 from ..runtime.request_activity import current
 from ..storage.backend import Backend
 from ..storage.durable import NO_RECORD, DurableRecord
+from ..storage.engine import surely
 from ..storage.operation import Operation
 from .durable_records import DurableRecords, RecordWriter
 from .ticket import Ticket
@@ -191,7 +192,7 @@ class TransferImage:
         if not info.can_flush or not info.unflushed:
             return
         try:
-            await backend.flush(Operation())
+            await surely(lambda: backend.flush(Operation()))
         except Error as e:
             log.error("transfer %s: its image could not be flushed, changes may be lost: %s", self._ticket.log_name, e)
             self._flush_failure = e

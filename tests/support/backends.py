@@ -116,6 +116,10 @@ class FaultyBackend:
 
         self._faults[method] = fault
 
+    def mend(self, method: str) -> None:
+        """Let calls of the method succeed again."""
+        del self._faults[method]
+
     def hold(self, method: str) -> "Held":
         """Make calls of the method wait until released."""
         held = Held()

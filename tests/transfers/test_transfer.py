@@ -22,6 +22,7 @@ from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.runtime import request_activity
 from imageio_daemon.storage.backend import Backend
+from imageio_daemon.storage.completion_queue import NoWorker
 from imageio_daemon.storage.operation import Kind, Operation, Totals, ZeroMethod
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
@@ -984,6 +985,21 @@ async def test_image_that_could_not_be_flushed_is_closed_and_never_opened_again(
             await expired.backend()
     assert opener.opened == 1
     await store.remove("secret", 60)
+
+
+async def test_image_is_flushed_before_its_close_when_there_is_a_thread_again(
+    expired: Transfer, opener: Opener
+) -> None:
+    opener.backend.fail("flush", NoWorker())
+    expired.release_expired()
+    while not opener.backend.calls:
+        await asyncio.sleep(0)
+    opener.backend.mend("flush")
+    await released(expired)
+    assert opener.memory.flushes == 1
+    assert opener.backend.calls == ["flush", "flush", "close"]
+    expired.permission.extend(10)
+    await expired.backend()
 
 
 async def test_transfer_whose_image_fails_unexpectedly_to_be_closed_ends(
