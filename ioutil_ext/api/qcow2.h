@@ -59,7 +59,7 @@ typedef struct {
     iou_qcow2_verdict *verdict; /* filled before the completion */
 } iou_qcow2_chain;
 
-/* Most files of a chain, with the image. storage/qemu/chain.py has the same limit for qemu-nbd. */
+/* Most files of a chain, with the image. image/chain.py has the same limit for qemu-nbd. */
 enum { IOU_QCOW2_MAX_LAYERS = 65 };
 
 /* The counters of an image since it was opened. */
