@@ -72,6 +72,19 @@ def _without_texts(transcript: Transcript, status: int) -> Transcript:
     return replace(transcript, answers=[told(answer) for answer in transcript.answers])
 
 
+def knows_no_method(before: Transcript, now: Transcript) -> bool:
+    """Return whether only refusals differ: 404 before, and 405 for a method that the server does not know."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    return (
+        len(before.answers) == len(now.answers)
+        and before.end == now.end
+        and all(
+            old == new or (old.status == 404 and new.status == 405 and b"is not allowed here" in (new.body or b""))
+            for old, new in pairs
+        )
+    )
+
+
 def tells_more(before: Transcript, now: Transcript, but: str = "") -> bool:
     """Return whether only JSON documents differ, by new keys and elements. The key `but` may have any value."""
     pairs = list(zip(before.answers, now.answers, strict=False))
@@ -233,6 +246,11 @@ WANTED: Sequence[Wanted] = (
         PROXY,
     ),
     Wanted("415 names the coding that is served", says(rb"^content-encoding:"), differs_in_codings),
+    Wanted(
+        "a method that the server does not know is answered 405 on each path (RFC 9110 15.5.6)",
+        says(rb"^(?!(?-i:OPTIONS|GET|HEAD|PUT|PATCH|DELETE|POST) )\S+ /"),
+        knows_no_method,
+    ),
     Wanted("412 names the condition that does not hold", says(rb"^if-(none-)?match:"), differs_in_conditions),
 )
 
