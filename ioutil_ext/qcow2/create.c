@@ -2,7 +2,8 @@
 
 /*
  * Making an empty image: header | table of reference counts | their blocks | L1 table, each cluster counted once. The
- * header comes last, when all else is on stable storage: a file without it is taken for nothing.
+ * header comes last, when all else is on stable storage: a file without it is taken for nothing. The L1 table has only
+ * zeros, and is written to have space before it is needed.
  */
 
 #include <errno.h>
@@ -59,7 +60,7 @@ static int write_whole(int fd, const uint8_t *data, uint64_t length, uint64_t of
 }
 
 static int write_file(int fd, const uint8_t *content, const struct layout *layout) {
-    uint64_t tables = (layout->table + layout->blocks) * layout->cluster;
+    uint64_t tables = (layout->table + layout->blocks + layout->l1) * layout->cluster;
     int error = sys_ftruncate(fd, layout->clusters * layout->cluster);
     if (!error)
         error = write_whole(fd, content + layout->cluster, tables, layout->cluster);
@@ -77,7 +78,7 @@ int iou_create_qcow2(const char *path, const iou_qcow2_options *options) {
     if (error)
         return error;
     layout_place(&layout, 0, 0);
-    uint8_t *content = calloc(1, layout_l1(&layout));
+    uint8_t *content = calloc(1, layout_l1(&layout) + layout.l1 * layout.cluster);
     if (!content)
         return -ENOMEM;
     error = fill_header(content, options, &layout);

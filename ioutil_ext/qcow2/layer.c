@@ -101,11 +101,13 @@ int layer_set_size(struct op *op, iou_handle *file, uint64_t end) {
 
 /* Writes into what fallocate() has reserved take a third of the time of writes that make the file longer (ext4, direct,
    4 threads, 64 KiB: 0.35 s for 256 MiB, 0.55), and cannot fail for want of space. */
-int layer_grow(struct op *op, iou_handle *file, uint64_t end) {
+int layer_grow(struct op *op, iou_handle *file, uint64_t end, bool *reserved) {
     uint64_t size = layer_size(file);
     int error = end > size ? sys_fallocate(file->fd, 0, size, end - size) : 0;
-    if (error < 0 && zero_is_unsupported(error))
+    if (error < 0 && zero_is_unsupported(error)) {
+        *reserved = false;
         return layer_set_size(op, file, end);
+    }
     if (error < 0)
         return op_fail(op, IOU_SYS_FALLOCATE, error);
     file->image->size = max_u64(size, end);

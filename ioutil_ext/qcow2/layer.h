@@ -25,9 +25,9 @@ int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length
 /* Put all earlier writes on stable storage. After a failure each later call fails. */
 int layer_sync(struct op *op, iou_handle *file);
 
-/* Make the file longer by zeros, and reserve their space if the file system can. layer_set_size() sets the size without
-   reserving space. Nobody else may change the size. */
-int layer_grow(struct op *op, iou_handle *file, uint64_t end);
+/* Make the file longer by zeros, and reserve their space; if the file system cannot, *reserved is set to false.
+   layer_set_size() sets the size without reserving space. Nobody else may change the size. */
+int layer_grow(struct op *op, iou_handle *file, uint64_t end, bool *reserved);
 int layer_set_size(struct op *op, iou_handle *file, uint64_t end);
 
 /* Let a range inside of the file have space, which keeps its content; if the file system can promise that. */

@@ -33,7 +33,7 @@ static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct
     return error;
 }
 
-/* The L1 table of a new image is a hole, too. */
+/* The L1 table of a new image may be a hole, too. */
 static int reserve_l1(struct qcow2 *q, struct op *op) {
     if (q->l1_reserved || q->file->image->type != IOU_FILE)
         return 0;

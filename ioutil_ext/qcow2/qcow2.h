@@ -66,6 +66,7 @@ struct space {
     uint64_t recycled, recycled_zeros; /* free clusters before the tail; those of them that read as zeros */
     uint64_t hint;                     /* where to look for free clusters */
     bool tail_zeros;                   /* the clusters from the tail to the end read as zeros */
+    bool tail_reserved;                /* and the file has space for them */
     bool growing;
     struct link waiters; /* for the end of the growth */
 };

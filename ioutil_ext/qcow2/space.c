@@ -24,7 +24,7 @@
 /* ---- growth ----------------------------------------------------------------------------------------------------- */
 
 /* What lies behind the last cluster of the file that is in use, nobody knows: it goes. */
-static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clusters, bool known) {
+static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clusters, bool known, bool *reserved) {
     uint64_t start = tail << q->cluster_bits, size = layer_size(q->file), least = (tail + clusters) << q->cluster_bits;
     int error = known || size == start ? 0 : layer_set_size(op, q->file, start);
     if (error)
@@ -34,9 +34,9 @@ static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clu
     uint64_t end = max_u64(least, round_up(size + step, max_u64(q->cluster, LEAST_STEP)));
     if (end > MAX_HOST)
         return op_fail(op, IOU_SYS_NONE, EFBIG);
-    error = layer_grow(op, q->file, end);
+    error = layer_grow(op, q->file, end, reserved);
     if (space_is_full(error) && end > least)
-        error = layer_grow(op, q->file, least);
+        error = layer_grow(op, q->file, least, reserved);
     return error;
 }
 
@@ -50,9 +50,9 @@ static int grow_clusters(struct qcow2 *q, struct op *op, uint64_t clusters) {
         return op_fail(op, IOU_SYS_NONE, ENOSPC);
     space->growing = true;
     uint64_t tail = space->tail;
-    bool known = space->tail_zeros;
+    bool known = space->tail_zeros, reserved = !known || space->tail_reserved;
     pthread_mutex_unlock(&q->lock);
-    int error = grow_file(q, op, tail, clusters, known);
+    int error = grow_file(q, op, tail, clusters, known, &reserved);
     pthread_mutex_lock(&q->lock);
     space->growing = false;
     uint64_t end = layer_size(q->file) >> q->cluster_bits;
@@ -61,6 +61,7 @@ static int grow_clusters(struct qcow2 *q, struct op *op, uint64_t clusters) {
     if (!error) {
         space->end = end;
         space->tail_zeros = true;
+        space->tail_reserved = reserved;
     }
     qcow2_wake(q, &space->waiters);
     return error;
@@ -121,7 +122,7 @@ static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, 
     if (!recycled) {
         if (space->tail + count > space->end || (file && !space->tail_zeros))
             return -EAGAIN;
-        *taken = (struct taken){space->tail, count, space->tail_zeros, space->tail_zeros};
+        *taken = (struct taken){space->tail, count, space->tail_zeros, space->tail_reserved};
     }
     uint64_t rest = (((taken->first >> q->count_bits) + 1) << q->count_bits) - taken->first;
     taken->count = min_u64(taken->count, rest);
@@ -225,13 +226,14 @@ static int take_row(struct qcow2 *q, struct op *op, uint64_t count, struct taken
         row->first = row->count ? row->first : next.first;
         row->count += next.count;
         row->zeros = next.zeros;
+        row->reserved = next.reserved;
     }
     return 0;
 }
 
-/* On a device, where nothing is known to be zeros. */
+/* On a device, where nothing is known to be zeros, and on a file system that reserves no space. */
 static int zero_row(struct qcow2 *q, struct op *op, const struct taken *row) {
-    if (row->zeros)
+    if (row->reserved)
         return 0;
     pthread_mutex_unlock(&q->lock);
     int error = layer_zero(op, q->file, row->first << q->cluster_bits, row->count << q->cluster_bits, IOU_ALLOCATE);

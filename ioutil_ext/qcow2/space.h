@@ -16,7 +16,7 @@
 struct taken {
     uint64_t first, count;
     bool zeros;    /* they read as zeros, also after a power cut */
-    bool reserved; /* zeros that the file has space for: those that were punched are holes of it */
+    bool reserved; /* zeros that the file has space for; those that were punched are holes of it */
 };
 
 /* Which clusters to take: any, if possible such as read as zeros, or those behind all others. */

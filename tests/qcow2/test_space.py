@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from ioutil_ext import ffi, lib
 from tests.support.realstorage import filled, loop_device
 
 from ..ioutil.engine_driver import Failed
+from ..ioutil.syscall_table import replaced
 from .checker import Checked
 from .crash import Recorder, is_block
 from .disk import Disk, Judged, Layer, Verdict, checked, content, create, run
@@ -255,6 +256,26 @@ def test_what_was_written_before_the_file_system_was_full_can_be_flushed(small_f
     assert checked(path) == 0
     with Disk(path, writable=False) as disk:
         assert disk.read(0, written) == b"d" * written
+
+
+@pytest.mark.parametrize("make", [create, made])
+def test_without_fallocate_too_what_was_written_can_be_flushed(
+    make: Callable[[Path, int], Path], small_filesystem: Path
+) -> None:
+    """NFS before version 4.2: the file grows by a hole."""
+
+    def unsupported(*_: int) -> int:
+        raise OSError(errno.EOPNOTSUPP, "fallocate")
+
+    path = make(small_filesystem / "image", 64 * MIB)
+    with replaced(fallocate=unsupported), Disk(path) as disk:
+        data = ffi.from_buffer(b"d" * CLUSTER)
+        errors = [disk.attempt(lib.IOU_WRITE, at, CLUSTER, buffer=data).error for at in range(0, 8 * MIB, CLUSTER)]
+        written = CLUSTER * errors.count(0)
+        assert MIB < written < 4 * MIB
+        disk.flush()
+        assert disk.read(0, written) == b"d" * written
+    assert checked(path) == 0
 
 
 def test_tables_have_space_before_a_flush_writes_them(tmp_path: Path, small_filesystem: Path) -> None:
