@@ -226,12 +226,12 @@ static int flush_once(struct qcow2 *q, struct op *op) {
     output_free(&g.counts);
     output_free(&g.tables);
     sharing_end(&q->flushing.flushes, &q->lock, nothing);
-    if (error) {
-        q->freeing -= g.frees.clusters; /* they leak */
-        qcow2_wake(q, &q->grace.waiters);
-    } else {
+    if (!error) {
         drop_counts(q, op, &g.frees);
         reclaim(q, op);
+    } else if (g.frees.clusters) {      /* nobody is woken for nothing: writes without space would wake each other */
+        q->freeing -= g.frees.clusters; /* they leak */
+        qcow2_wake(q, &q->grace.waiters);
     }
     frees_free(&g.frees);
     return error;

@@ -28,7 +28,7 @@ static inline bool space_is_full(int64_t error) {
     return error == -ENOSPC || error == -EDQUOT || error == -EFBIG;
 }
 
-/* Take at most `count` clusters, at least one. Returns 0 or an error of space_is_full(). */
+/* Take at most `count` clusters, at least one. Returns 0 or a negative errno, see space_is_full(). */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
 /* Return whether clusters that read as zeros can be taken without a system call. Otherwise WANT_ZEROS may take other
