@@ -143,7 +143,7 @@ static int write_generation(struct qcow2 *q, struct op *op, const struct generat
 
 /* ---- frees ------------------------------------------------------------------------------------------------------ */
 
-/* The lock is held, and let go of. A count that cannot be read, or is wrong, stays: the cluster leaks. */
+/* The lock is held, and released for a while. A count that cannot be read, or is wrong, stays: the cluster leaks. */
 static void drop_counts(struct qcow2 *q, struct op *op, const struct frees *frees) {
     for (uint64_t n = 0; n < frees->count; n++) {
         const struct freed *freed = &frees->all[n];
@@ -167,7 +167,7 @@ static void punch(struct qcow2 *q, struct op *op, const struct freed *freed) {
 }
 
 /* Let clusters be taken again that nobody can use any more; those that are due now wait for who has begun. The lock is
-   held, and let go of. */
+   held, and released for a while. */
 static void reclaim(struct qcow2 *q, struct op *op) {
     for (unsigned turn = 0; turn < 2 && grace_is_over(q); turn++) {
         struct frees over = q->waiting;

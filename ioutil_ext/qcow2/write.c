@@ -19,7 +19,8 @@
 /* Bytes of one write: the raw engine's piece. */
 #define MOST_STEP (8 * MIB)
 
-/* Write into clusters that entries name. zeros: all of them read as zeros. The lock is held, and let go of. */
+/* Write into clusters that entries name. zeros: all of them read as zeros. The lock is held, and released for a while.
+ */
 static int64_t write_linked(struct write *write, uint64_t host, uint64_t length, bool zeros) {
     struct qcow2 *q = write->q;
     unsigned phase = grace_enter(q);
@@ -87,7 +88,7 @@ static uint64_t planned_length(const struct write *write, const struct write_pla
 
 /* ---- fresh clusters --------------------------------------------------------------------------------------------- */
 
-/* Whether the entries are still as they were planned, after the lock was let go of. */
+/* Whether the entries are still as they were planned, after the lock was released. */
 static bool is_still(struct write *write, const struct slice *slice, const struct write_plan *plan) {
     struct write_plan now;
     return make_plan(write, slice, &now) == 0 && now.way == plan->way && now.count >= plan->count;
@@ -115,7 +116,7 @@ static int64_t write_fresh(struct write *write, struct slice *slice, struct writ
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-/* Look at the files below, for the cluster of pos. The lock is held, and let go of. */
+/* Look at the files below, for the cluster of pos. The lock is held, and released for a while. */
 static int ask_below(struct write *write) {
     struct qcow2 *q = write->q;
     uint64_t start = round_down(write->pos, q->cluster), end = min_u64(start + q->cluster, write->chain->image.size);
