@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from ..errors import Unavailable
 from ..image.blockhash import DataBlock, Pieces
 from ..image.digests import Piece, new_digests
+from ..runtime.background import NoThread
 from ..storage.backend import Backend
 from ..storage.buffers import Buffer, Slice
 from ..storage.operation import Operation
@@ -39,7 +39,7 @@ class Hashing:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hash")
 
     async def run(self, function: Callable[[], None], size: int, buffer: Buffer | None = None) -> None:
-        """Call a function in a thread, or on the loop if it hashes at most SMALL bytes. Raises Unavailable.
+        """Call a function in a thread, or on the loop if it hashes at most SMALL bytes. Raises NoThread.
 
         This retains the buffer until the function returns, even if the task is cancelled.
         """
@@ -50,7 +50,7 @@ class Hashing:
         try:
             future: Future[None] = self._executor.submit(function)
         except RuntimeError:  # no thread can be started, or the daemon ends
-            raise Unavailable("There is no thread for the request now") from None
+            raise NoThread from None
         if buffer is not None:
             buffer.retain()
             future.add_done_callback(lambda _: loop.call_soon_threadsafe(buffer.release))

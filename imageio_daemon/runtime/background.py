@@ -5,7 +5,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds between tries to start a thread for what has to end.
+#: Seconds between tries of surely().
 INTERVAL = 0.1
 #: Seconds between two lines of the log about the lack of threads.
 TELL_INTERVAL = 60.0
@@ -23,11 +23,20 @@ TELL_INTERVAL = 60.0
 _told = -TELL_INTERVAL
 
 
+class NoThread(Unavailable):
+    """There is no thread for a function or an operation, which has not begun, or no memory for it.
+
+    The host does not allow more of them: services (TasksMax=) and containers have a limit on processes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("There is no thread for the request now")
+
+
 def start_thread(function: Callable[[], _T]) -> "Future[_T]":
     """Call a blocking function in a new thread, which does not hold up the end of the process.
 
-    The future fails with Unavailable if no thread can be started: by a limit on processes, as services (TasksMax=) and
-    containers have it.
+    The future fails with NoThread if no thread can be started.
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()
@@ -42,12 +51,12 @@ def start_thread(function: Callable[[], _T]) -> "Future[_T]":
         threading.Thread(target=run, name="blocking", daemon=True).start()
     except RuntimeError as e:
         tell_lack(str(e))
-        future.set_exception(Unavailable("There is no thread for the request now"))
+        future.set_exception(NoThread())
     return future
 
 
 async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] | None = None) -> _T:
-    """Call a blocking function in a new thread, and return its result. Raises Unavailable as start_thread() says.
+    """Call a blocking function in a new thread, and return its result. Raises NoThread.
 
     Cancelling the task does not end the function. Then `discard` is called with the result, in another thread.
     """
@@ -60,12 +69,15 @@ async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] 
         raise
 
 
-async def surely_in_thread(function: Callable[[], _T]) -> _T:
-    """Do as in_thread(), and wait while no thread can be started. For the end of what would stay in use otherwise."""
+async def surely(start: Callable[[], Awaitable[_T]]) -> _T:
+    """Start something, await it and return its result. While there is no thread for it, try again.
+
+    Use this for the end of what would stay in use otherwise. Raises what was started does, except NoThread.
+    """
     while True:
         try:
-            return await in_thread(function)
-        except Unavailable:
+            return await start()
+        except NoThread:
             await asyncio.sleep(INTERVAL)
 
 

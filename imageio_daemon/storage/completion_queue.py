@@ -12,7 +12,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError, Unavailable
-from ..runtime.background import tell_lack
+from ..runtime.background import NoThread, tell_lack
 from .completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
 from .operation import Holder
 
@@ -25,13 +25,6 @@ _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
 
 #: See Backend.explain().
 Explain = Callable[[Any], Error | None]
-
-
-class NoWorker(Unavailable):
-    """The engine has no thread, and none can be started now; or there is no memory. The operation has not begun."""
-
-    def __init__(self) -> None:
-        super().__init__("There is no thread for the request now")
 
 
 def no_more(_: Any) -> Error | None:
@@ -83,7 +76,7 @@ class CompletionQueue:
         """Start an operation by a function of C, which gets the queue and a cookie, and returns 0 or a negative errno.
 
         Its completion cannot come before this has noted it, because this thread reaps it. Raises Unavailable if the
-        engine is stopping, NoWorker, and StorageError if it does not accept the operation.
+        engine is stopping, NoThread, and StorageError if it does not accept the operation.
         """
         pending.future = self._loop.create_future()  # before C has the operation, so that nothing can fail after that
         cookie = next(self._cookies)
@@ -92,7 +85,7 @@ class CompletionQueue:
             raise Unavailable("The server is shutting down")
         if -code == errno.ENOMEM:
             tell_lack("start of a thread for storage")
-            raise NoWorker
+            raise NoThread
         if code:
             raise StorageError(-code, pending.what, "submit")
         for holder in pending.holders:

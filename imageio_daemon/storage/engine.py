@@ -3,32 +3,17 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..runtime.background import INTERVAL
-from .completion_queue import CompletionQueue, Explain, NoWorker, Submission, no_more
+from ..runtime.background import surely
+from .completion_queue import CompletionQueue, Explain, Submission, no_more
 from .completions import check, kind_name
 from .operation import Holder, Operation
 
 #: Milliseconds after which a worker thread without work ends.
 IDLE_MS = 10_000
-
-
-async def surely(start: Callable[[], Awaitable[object]]) -> None:
-    """Start an operation and await it. While there is no thread for it, wait for one. Use this at the end of an image.
-
-    Raises what the operation does.
-    """
-    while True:
-        try:
-            await start()
-        except NoWorker:
-            await asyncio.sleep(INTERVAL)
-        else:
-            return
 
 
 class Running(NamedTuple):

@@ -18,7 +18,7 @@ from ..errors import StorageError
 from ..image import journal
 from ..image.blake2 import short_hash
 from ..runtime import logs
-from ..runtime.background import in_thread, start_thread, surely_in_thread
+from ..runtime.background import in_thread, start_thread, surely
 from ..runtime.state import UNFINISHED, StateDirectory, read_file, remove_file
 from ..storage.backend import Backend, BackendInfo
 from ..storage.durable import NO_RECORD, DurableRecord
@@ -114,7 +114,7 @@ class DurableRecords:
     async def close(self, writer: RecordWriter) -> None:
         """End the record of an image that was closed. Its journal stays."""
         self._tell(writer)
-        await surely_in_thread(lambda: self._end(writer))
+        await surely(lambda: in_thread(lambda: self._end(writer)))
 
     def watch(self) -> None:
         """Write what journals lack, log journals that cannot be kept, and remove old ones. Call this every few seconds.

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
 from ..runtime import logs
+from ..runtime.background import surely
 from ..runtime.request_activity import current
 from ..storage.backend import Backend
 from ..storage.durable import NO_RECORD, DurableRecord
-from ..storage.engine import surely
 from ..storage.operation import Operation
 from .durable_records import DurableRecords, RecordWriter
 from .ticket import Ticket

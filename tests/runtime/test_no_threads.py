@@ -9,7 +9,7 @@ import pytest
 from imageio_daemon.errors import Unavailable
 from imageio_daemon.operations.hashing import SMALL, Hashing
 from imageio_daemon.runtime import background
-from imageio_daemon.runtime.background import in_thread, start_thread, surely_in_thread
+from imageio_daemon.runtime.background import in_thread, start_thread, surely
 
 
 def refuse(_: threading.Thread) -> None:
@@ -44,7 +44,7 @@ async def test_function_is_not_called_without_a_thread(monkeypatch: pytest.Monke
 async def test_what_has_to_end_waits_for_a_thread() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        ended = asyncio.create_task(surely_in_thread(lambda: 1))
+        ended = asyncio.create_task(surely(lambda: in_thread(lambda: 1)))
         await asyncio.wait([ended], timeout=0.01)
         assert not ended.done()
     assert await asyncio.wait_for(ended, 10) == 1

@@ -21,8 +21,8 @@ from imageio_daemon.errors import (
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.runtime import request_activity
+from imageio_daemon.runtime.background import NoThread
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.storage.completion_queue import NoWorker
 from imageio_daemon.storage.operation import Kind, Operation, Totals, ZeroMethod
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
@@ -990,7 +990,7 @@ async def test_image_that_could_not_be_flushed_is_closed_and_never_opened_again(
 async def test_image_is_flushed_before_its_close_when_there_is_a_thread_again(
     expired: Transfer, opener: Opener
 ) -> None:
-    opener.backend.fail("flush", NoWorker())
+    opener.backend.fail("flush", NoThread())
     expired.release_expired()
     while not opener.backend.calls:
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from typing import cast
 from ...errors import NotFound, StorageError, Unavailable, Unusable
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...runtime import descriptors
-from ...runtime.background import in_thread, surely_in_thread
+from ...runtime.background import in_thread, surely
 from ...units import MAX_OFFSET, KiB
 from ..operation import Operation
 from .process import NO_PROGRAM, environment
@@ -60,7 +60,7 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
                 async for found in lists:
                     yield found
         finally:
-            await surely_in_thread(process.end)
+            await surely(lambda: in_thread(process.end))
     finally:
         op.release()
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...errors import StorageError, Unusable
 from ...image.chain import Chain
 from ...runtime import descriptors
-from ...runtime.background import in_thread, start_thread, surely_in_thread
+from ...runtime.background import in_thread, start_thread, surely
 from ...urls.nbd import NbdAddress
 from . import reasons
 
@@ -163,7 +163,7 @@ class QemuNbd:
                 self._process.kill()
         await asyncio.wait([ended])
         ended.exception()  # so that asyncio does not log it: _serving() raises it
-        await surely_in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
+        await surely(lambda: in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True)))
 
     async def _serving(self, timeout: float) -> None:
         """Wait until the process accepts connections, which it shows by its pid file."""
