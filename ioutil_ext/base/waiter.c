@@ -124,10 +124,10 @@ bool sharing_begin(struct sharing *sharing, pthread_mutex_t *lock, uint64_t need
     return true;
 }
 
-void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool failed) {
+void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool nothing) {
     struct link served;
     sharing->running = false;
-    if (!failed)
+    if (!nothing)
         sharing->ended = sharing->begun;
     waiters_serve(&sharing->waiters, &served);
     pthread_mutex_unlock(lock);

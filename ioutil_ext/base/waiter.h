@@ -53,12 +53,12 @@ void waiter_end(struct waiter *waiter);
 
 /* ---- sharing ---------------------------------------------------------------------------------------------------- */
 
-/* Runs that are shared, as those of fdatasync(2): there is one at a time, and all who come while it runs share the next
-   one. The user has a lock, which is held. */
+/* Runs that callers share, as those of fdatasync(2). There is one at a time, and all callers that come while it runs
+   share the next one. The user has a lock. Call these functions with the lock held. */
 struct sharing {
     bool running;
     uint64_t begun, ended; /* numbers of the last runs */
-    struct link waiters;   /* for the end of the one that runs */
+    struct link waiters;   /* for the end of the run that is under way */
 };
 
 void sharing_init(struct sharing *sharing);
@@ -68,10 +68,12 @@ static inline uint64_t sharing_need(const struct sharing *sharing) {
     return sharing->begun + 1;
 }
 
-/* Begin a run, unless the one that is needed has ended: false. Lets go of the lock to wait for the one that runs. */
+/* Begin a run. Returns false if the run that the caller needs has ended already. Releases the lock while it waits for
+   the run that is under way. */
 bool sharing_begin(struct sharing *sharing, pthread_mutex_t *lock, uint64_t need);
 
-/* End it; lets go of the lock. failed: it has done nothing, so that who shares it needs another one. */
-void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool failed);
+/* End the run, and release the lock for a while. Pass `nothing` if it has done nothing: those that share it then need
+   another one. */
+void sharing_end(struct sharing *sharing, pthread_mutex_t *lock, bool nothing);
 
 #endif

@@ -10,13 +10,16 @@
 
 /* ---- L2 tables -------------------------------------------------------------------------------------------------- */
 
+/* The lock is held, and released for a while. */
 static int copy_table(struct qcow2 *q, struct op *op, uint64_t from, uint64_t to) {
     void *table;
     if (posix_memalign(&table, PAGE_UNIT, q->cluster))
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    pthread_mutex_unlock(&q->lock);
     int error = layer_read(op, q->file, table, from, q->cluster);
     if (!error)
         error = layer_write(op, q->file, table, to, q->cluster);
+    pthread_mutex_lock(&q->lock);
     free(table);
     return error;
 }
@@ -24,13 +27,7 @@ static int copy_table(struct qcow2 *q, struct op *op, uint64_t from, uint64_t to
 /* Give the new table its content, on which the next flush relies: zeros that have space, or what a table has that a
    snapshot uses, too, with its marks as they are. The slices in memory stay right. */
 static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct taken *taken) {
-    uint64_t offset = taken->first << q->cluster_bits;
-    if (!old && taken->reserved)
-        return 0;
-    pthread_mutex_unlock(&q->lock);
-    int error = old ? copy_table(q, op, old, offset) : layer_zero(op, q->file, offset, q->cluster, IOU_ALLOCATE);
-    pthread_mutex_lock(&q->lock);
-    return error;
+    return old ? copy_table(q, op, old, taken->first << q->cluster_bits) : space_zero(q, op, taken, 1);
 }
 
 /* The L1 table of a new image may be a hole, too. */

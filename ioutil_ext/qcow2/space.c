@@ -160,19 +160,23 @@ static void put_back(struct space *space, const struct taken *taken, bool zeros)
 
 /* ---- taking ----------------------------------------------------------------------------------------------------- */
 
-/* Make the first of chosen clusters a block, if their range has none yet. It has space before a flush needs it: one
-   that fails there fails all later ones. */
+int space_zero(struct qcow2 *q, struct op *op, const struct taken *taken, uint64_t count) {
+    if (taken->reserved)
+        return 0;
+    pthread_mutex_unlock(&q->lock);
+    int error = layer_zero(op, q->file, taken->first << q->cluster_bits, count << q->cluster_bits, IOU_ALLOCATE);
+    pthread_mutex_lock(&q->lock);
+    return error;
+}
+
+/* Make the first of chosen clusters a block, if their range has none yet. */
 static int need_block(struct qcow2 *q, struct op *op, struct taken *taken) {
     if (refs_has_block(q, taken->first))
         return 0;
-    if (!taken->reserved) {
-        pthread_mutex_unlock(&q->lock);
-        int error = layer_zero(op, q->file, taken->first << q->cluster_bits, q->cluster, IOU_ALLOCATE);
-        pthread_mutex_lock(&q->lock);
-        if (error || refs_has_block(q, taken->first))
-            return error;
-    }
-    int error = refs_add_block(q, op, taken->first);
+    int error = space_zero(q, op, taken, 1);
+    if (error || refs_has_block(q, taken->first))
+        return error;
+    error = refs_add_block(q, op, taken->first);
     if (error)
         return error == -EEXIST ? 0 : error;
     taken->first++;
@@ -231,18 +235,6 @@ static int take_row(struct qcow2 *q, struct op *op, uint64_t count, struct taken
     return 0;
 }
 
-/* On a device, where nothing is known to be zeros, and on a file system that reserves no space. */
-static int zero_row(struct qcow2 *q, struct op *op, const struct taken *row) {
-    if (row->reserved)
-        return 0;
-    pthread_mutex_unlock(&q->lock);
-    int error = layer_zero(op, q->file, row->first << q->cluster_bits, row->count << q->cluster_bits, IOU_ALLOCATE);
-    pthread_mutex_lock(&q->lock);
-    if (error)
-        space_give_back(q, op, row, true);
-    return error;
-}
-
 /*
  * The new place has room for half as many entries again, and for those of the blocks that it needs itself. The old one
  * is freed when the header names the new one.
@@ -256,10 +248,13 @@ int space_move_table(struct qcow2 *q, struct op *op) {
     if (clusters << (q->cluster_bits - 3) < had)
         return op_fail(op, IOU_SYS_NONE, EFBIG); /* the limit of qemu; walk.c lets in no image with a shorter row */
     int error = take_row(q, op, clusters, &row);
-    if (!error)
-        error = zero_row(q, op, &row);
     if (error)
         return error;
+    error = space_zero(q, op, &row, row.count);
+    if (error) {
+        space_give_back(q, op, &row, true);
+        return error;
+    }
     frees_add(&q->unlinked, q->table_offset >> q->cluster_bits, q->table_clusters);
     q->table_offset = row.first << q->cluster_bits;
     q->table_clusters = row.count;

@@ -31,6 +31,11 @@ static inline bool space_is_full(int64_t error) {
 /* Take at most `count` clusters, at least one. Returns 0 or a negative errno, see space_is_full(). */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
+/* Give the first `count` of taken clusters zeros that have space in the file, unless they have them: those of a device
+   or of a file system that reserves no space, and those that were punched. For tables and blocks, which a flush writes:
+   one that fails for want of space fails all later ones. The lock is held, and released for a while. */
+int space_zero(struct qcow2 *q, struct op *op, const struct taken *taken, uint64_t count);
+
 /* Return whether clusters that read as zeros can be taken without a system call. Otherwise WANT_ZEROS may take other
    clusters, or grow the file. One cluster more may become a block of reference counts. */
 bool space_has_zeros(const struct qcow2 *q);
