@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,11 +192,18 @@ def test_close_ends_calls_that_run_and_those_that_wait() -> None:
 # What a flush confirms
 
 
+@contextmanager
+def opened(server: Daemon, path: Path) -> Iterator[client.Image]:
+    """Open a new image of zeros through a server."""
+    path.write_bytes(bytes(SIZE))
+    settings = Settings(cafile=str(server.cafile), local=False)
+    with client.open(server.url(server.add_ticket(path, SIZE)), settings=settings) as image:
+        yield image
+
+
 def test_flush_of_what_a_restart_may_have_lost_fails_until_it_is_written_again(own: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "target"
-    path.write_bytes(bytes(SIZE))
-    settings = Settings(cafile=str(own.cafile), local=False)
-    with client.open(own.url(own.add_ticket(path, SIZE)), settings=settings) as image:
+    with opened(own, path) as image:
         image.write(0, b"a" * MiB)
         image.flush()
         image.write(MiB, b"b" * MiB)
@@ -218,10 +226,7 @@ def test_flush_of_what_a_restart_may_have_lost_fails_until_it_is_written_again(o
 
 
 def test_flush_is_no_trouble_after_a_restart_that_lost_nothing(own: Daemon, tmp_path: Path) -> None:
-    path = tmp_path / "target"
-    path.write_bytes(bytes(SIZE))
-    settings = Settings(cafile=str(own.cafile), local=False)
-    with client.open(own.url(own.add_ticket(path, SIZE)), settings=settings) as image:
+    with opened(own, tmp_path / "target") as image:
         image.write(0, b"a")
         image.flush()
         own.stop()
@@ -321,10 +326,7 @@ def test_broken_connections_are_made_anew(daemon: Daemon, new_image: MakeImage) 
 
 
 def test_flushes_of_two_threads_both_fail(own: Daemon, tmp_path: Path) -> None:
-    path = tmp_path / "target"
-    path.write_bytes(bytes(SIZE))
-    settings = Settings(cafile=str(own.cafile), local=False)
-    with client.open(own.url(own.add_ticket(path, SIZE)), settings=settings) as image:
+    with opened(own, tmp_path / "target") as image:
         image.write(0, b"a")
         own.kill()
         own.restart()
