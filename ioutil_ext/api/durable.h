@@ -84,8 +84,8 @@ iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t le
  */
 void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error);
 
-/* Return whether the journal should be written, because durable ranges have waited for a second to be in it, or to be
-   on stable storage with it. */
+/* Return whether the journal should be written: durable ranges are not in it, and it was not written many times just
+   now, or they have waited for a second to be on stable storage with it. */
 int iou_durable_is_due(iou_durable *record);
 
 /* Write the durable ranges that the journal does not have yet, and sync it once a second. Blocks. */

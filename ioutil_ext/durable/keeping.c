@@ -14,10 +14,12 @@
 
 /*
  * Each change of durable bytes waits for a sync of the journal. So many in WINDOW ns take out their own range; each one
- * after them takes out twice as much as the one before. A disk that is in use, whose blocks are written over and over,
- * would otherwise get 1,400 writes a second; with it, some 80 of the writes in 10 s wait.
+ * after them takes out twice as much as the one before. After MOST_REMOVALS nothing becomes durable until the end of
+ * the window. A disk that is in use, whose blocks are written over and over, would otherwise get 1,400 writes a second;
+ * with it, some 80 of the writes in 10 s wait.
  */
 #define EXACT 64u
+#define MOST_REMOVALS 80u
 #define WINDOW UINT64_C(10000000000)
 
 /* ---- the sets; the lock is held --------------------------------------------------------------------------------- */
@@ -39,12 +41,20 @@ void durable_close(struct iou_durable *record) {
     ranges_free(&record->changed);
 }
 
+static bool is_overwritten(const struct iou_durable *record) {
+    return record->removals >= MOST_REMOVALS && now_ns() - record->window <= WINDOW;
+}
+
 void durable_add(struct iou_durable *record, const struct ranges *ranges) {
-    if (record->closed || ranges->count == 0)
+    if (record->closed || ranges->count == 0 || is_overwritten(record))
         return;
-    ranges_join(&record->durable, ranges);
-    ranges_join(&record->unwritten, ranges);
-    if (!record->unsynced_since)
+    struct place place = {0};
+    for (const iou_range *range; (range = blocks_next(ranges, &place));) {
+        iou_range fitting = ranges_fit(&record->durable, range->start, range->end);
+        ranges_add(&record->durable, fitting.start, fitting.end);
+        ranges_add(&record->unwritten, fitting.start, fitting.end);
+    }
+    if (record->unwritten.count && !record->unsynced_since)
         record->unsynced_since = now_ns();
 }
 
@@ -108,6 +118,8 @@ static int append_unwritten(struct iou_durable *record) {
     struct ranges ranges = {0};
     pthread_mutex_lock(&record->lock);
     ranges_move(&record->unwritten, &ranges);
+    if (ranges.count)
+        record->paid_until = max_u64(record->paid_until, now_ns()) + WRITE_INTERVAL;
     pthread_mutex_unlock(&record->lock);
     int error = ranges.count ? journal_append(&record->journal, &ranges) : 0;
     if (!error && record->journal.dirty && now_ns() - record->journal.synced_at >= SYNC_INTERVAL)
@@ -133,7 +145,8 @@ static int write_removal(struct iou_durable *record, iou_range range) {
     return error ? make_void(record) : 0;
 }
 
-/* Return a range around start..end to take out, so that many removals do not each wait for a sync; see EXACT. */
+/* Return a range around start..end to take out, so that many removals do not each wait for a sync; see EXACT. The lock
+   is held. */
 static iou_range widen(struct iou_durable *record, uint64_t start, uint64_t end) {
     uint64_t now = now_ns(), block = PAGE_UNIT;
     if (now - record->window > WINDOW) {
@@ -151,11 +164,12 @@ int durable_take_out(struct iou_durable *record, uint64_t start, uint64_t end) {
     struct ranges taken = {0};
     int error = 0;
     pthread_mutex_lock(&record->journal_lock);
-    iou_range out = widen(record, start, end);
+    iou_range out = {0};
     pthread_mutex_lock(&record->lock);
     bool durable = durable_has(record, start, end); /* another thread may have taken it out, with more */
     durable_forget(record, start, end);
     if (durable) {
+        out = widen(record, start, end);
         ranges_cut(&record->durable, out.start, out.end, &taken);
         ranges_remove(&record->unwritten, out.start, out.end);
         record->leaving = out;
@@ -181,7 +195,9 @@ int iou_durable_is_due(iou_durable *record) {
     if (!record)
         return 0;
     pthread_mutex_lock(&record->lock);
-    bool due = record->unsynced_since && now_ns() - record->unsynced_since >= SYNC_INTERVAL;
+    uint64_t now = record->unsynced_since ? now_ns() : 0;
+    bool due = record->unsynced_since && (now - record->unsynced_since >= SYNC_INTERVAL ||
+                                          (record->unwritten.count && record->paid_until <= now + WRITE_CREDIT));
     pthread_mutex_unlock(&record->lock);
     return due;
 }

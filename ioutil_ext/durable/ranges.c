@@ -20,14 +20,28 @@ static bool make_set_room(struct ranges *set) {
     blocks_cut(set, 1);
     if (!full && set->used <= used / 2)
         return used > 0;
-    for (uint64_t unit = FIRST_UNIT; set->count > half; unit *= 2)
+    for (uint64_t unit = FIRST_UNIT; set->count > half; unit *= 2) {
         blocks_cut(set, unit);
+        set->unit = unit;
+    }
     return true;
 }
 
 void ranges_free(struct ranges *set) {
     blocks_erase(set, (struct place){0}, (struct place){set->used, 0});
     *set = (struct ranges){0};
+}
+
+/* Return the place of the first range that has a byte of start..end, or touches it, or lies behind it. */
+static struct place touching(const struct ranges *set, uint64_t start) {
+    return blocks_behind(set, start ? start - 1 : 0);
+}
+
+iou_range ranges_fit(const struct ranges *set, uint64_t start, uint64_t end) {
+    const iou_range *range = set->unit ? blocks_at(set, touching(set, start)) : NULL;
+    if (!set->unit || (range && range->start <= end))
+        return (iou_range){start, end};
+    return (iou_range){round_up(start, set->unit), round_down(end, set->unit)};
 }
 
 bool ranges_overlap(const struct ranges *set, uint64_t start, uint64_t end) {
@@ -49,7 +63,7 @@ static void extend(struct ranges *set, struct place place, uint64_t start, uint6
 void ranges_add(struct ranges *set, uint64_t start, uint64_t end) {
     bool added = start >= end;
     while (!added) {
-        struct place place = blocks_behind(set, start ? start - 1 : 0); /* or touches start */
+        struct place place = touching(set, start);
         const iou_range *range = blocks_at(set, place);
         if (range && range->start <= end) {
             extend(set, place, start, end);
@@ -82,6 +96,8 @@ void ranges_remove(struct ranges *set, uint64_t start, uint64_t end) {
     if (range && range->start < end)
         range->start = end;
     blocks_erase(set, first, last);
+    if (set->count == 0)
+        set->unit = 0;
 }
 
 void ranges_join(struct ranges *set, const struct ranges *other) {

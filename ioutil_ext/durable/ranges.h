@@ -28,6 +28,7 @@ struct ranges {
     struct block **blocks;
     uint32_t used, room; /* blocks in the directory */
     uint32_t count;      /* ranges */
+    uint64_t unit;       /* to which ranges were cut when the set was full, or 0; an empty set forgets it */
     bool lost;           /* bytes were lost; the owner clears it */
 };
 
@@ -57,6 +58,10 @@ void blocks_cut(struct ranges *set, uint64_t unit);
 /* ---- ranges.c --------------------------------------------------------------------------------------------------- */
 
 void ranges_free(struct ranges *set);
+
+/* Return what of a range to add so that a set which was full is not soon full again: whole units only, unless the range
+   touches one that is there. Small ranges all over a large disk would fill a set many times a second. */
+iou_range ranges_fit(const struct ranges *set, uint64_t start, uint64_t end);
 
 /* Add or remove the bytes from start up to, not including, end. */
 void ranges_add(struct ranges *set, uint64_t start, uint64_t end);

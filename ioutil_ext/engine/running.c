@@ -134,10 +134,10 @@ static int end_change(struct op *op, int error) {
     return error;
 }
 
-/* Whether the journal is to be written: after each flush, and after FUA once a second. */
+/* Whether the operation has made something durable, and the journal is to be written. */
 static bool has_journal(const struct op *op) {
-    bool fua = changes_data(op->kind) && op->flags & IOU_FUA;
-    return (op->kind == IOU_FLUSH && op->handle->durable) || (fua && iou_durable_is_due(op->handle->durable));
+    bool flushes = op->kind == IOU_FLUSH || (changes_data(op->kind) && op->flags & IOU_FUA);
+    return flushes && iou_durable_is_due(op->handle->durable);
 }
 
 static void end_running(struct op *op, int error) {

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from .syscall_table import replaced
 
 PAGE = 4 * KiB
 SIZE = 64 * MiB
-#: EXACT of ioutil_ext/durable/keeping.c: removals that take out their own range only.
-EXACT = 64
+#: Of ioutil_ext/durable: removals in 10 s that take out their own range only, and after which nothing becomes durable.
+EXACT, MOST_REMOVALS = 64, 80
+#: Writes of ranges to the journal that need not wait, and seconds after which each further one may come.
+PROMPT_WRITES, WRITE_INTERVAL = 32, 0.01
 
 
 @pytest.fixture
@@ -182,6 +185,7 @@ def test_journal_whose_sync_has_failed_is_replaced_by_a_new_one(
     """The next sync succeeds although a page is lost. A removal behind that page is not found."""
     record = make_record((0, PAGE))
     lib.iou_durable_changed(record.shared, PAGE, PAGE, 1)
+    lib.iou_durable_write(record.shared)
     before = record.path.stat().st_ino
     eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
     failing.failures = 1
@@ -289,6 +293,53 @@ def test_set_loses_nothing_as_long_as_its_ranges_have_room(make_record: Callable
         record.changed(unit * PAGE, (unit + 1) * PAGE, durable=False)
     flush(record)
     assert record.ranges() == [(unit * PAGE, (unit + 1) * PAGE) for unit in sorted(left[:1000] + added)]
+
+
+@pytest.fixture
+def full_record(make_record: Callable[..., Record]) -> Record:
+    """A record that was full of ranges of 4 KiB, and has lost them because one of 8 KiB was added before them."""
+    most = lib.IOU_DURABLE_RANGES
+    record = make_record(*((4 * number * PAGE, (4 * number + 1) * PAGE) for number in range(1, most + 1)))
+    record.changed(0, 2 * PAGE, durable=True)
+    lib.iou_durable_write(record.shared)
+    assert record.ranges() == record.on_disk() == [(0, 2 * PAGE)]
+    return record
+
+
+def test_set_that_was_full_gets_small_ranges_only_where_they_touch(full_record: Record) -> None:
+    full_record.changed(MiB, MiB + PAGE, durable=True)
+    full_record.changed(2 * PAGE, 3 * PAGE, durable=True)
+    full_record.changed(2 * MiB - PAGE, 2 * MiB + 3 * PAGE, durable=True)
+    lib.iou_durable_write(full_record.shared)
+    assert full_record.ranges() == full_record.on_disk() == [(0, 3 * PAGE), (2 * MiB, 2 * MiB + 2 * PAGE)]
+
+
+def test_set_that_was_full_gets_small_ranges_again_when_it_is_empty(full_record: Record) -> None:
+    assert full_record.change(0, PAGE) == full_record.change(PAGE, 2 * PAGE) == 0
+    full_record.changed(MiB, MiB + PAGE, durable=True)
+    assert full_record.ranges() == [(MiB, MiB + PAGE)]
+
+
+# Disks in use
+
+
+def test_nothing_becomes_durable_while_durable_bytes_change_all_the_time(make_record: Callable[..., Record]) -> None:
+    record = make_record()
+    for _ in range(MOST_REMOVALS):
+        record.changed(0, PAGE, durable=True)
+        assert record.change(0, PAGE) == 0
+    record.changed(0, PAGE, durable=True)
+    assert record.ranges() == record.on_disk() == []
+
+
+def test_many_flushes_share_a_write_of_the_journal(make_record: Callable[..., Record]) -> None:
+    record, written, started = make_record(), 0, time.monotonic()
+    for number in range(1000):
+        record.changed(number * PAGE, (number + 1) * PAGE, durable=True)
+        if lib.iou_durable_is_due(record.shared):
+            lib.iou_durable_write(record.shared)
+            written += 1
+    assert PROMPT_WRITES <= written <= PROMPT_WRITES + 1 + (time.monotonic() - started) / WRITE_INTERVAL
 
 
 # Operations on files
