@@ -20,7 +20,7 @@ from tests.differential.nbd_requests import (
     option,
 )
 from tests.differential.scene import LARGER, MAIN, READ_ONLY, SMALLER, SPARSE, Scene, Server
-from tests.differential.wanted import without_preferred_size
+from tests.differential.wanted import without_fast_zeros, without_preferred_size
 from tests.frontends.nbd.asks import seen, some_apart, some_request
 from tests.frontends.nbd.client import FORMS, TIMEOUT, Client
 from tests.support.places import KINDS, Place, Trait
@@ -120,7 +120,7 @@ async def compare_one_by_one(scene: Scene, way: str, ticket: str, form: str, cha
             await client.go(TICKETS[ticket], **FORMS[form])
         assert clients[1].export == clients[0].export
         for _ in range(count):
-            ask = some_request(chance, clients[0].export.size, PLACES)
+            ask = without_fast_zeros(some_request(chance, clients[0].export.size, PLACES), scene.kind.kind)
             answers = []
             for client in clients:
                 cookie = ask.send(client)
@@ -150,7 +150,8 @@ async def compare_at_once(scene: Scene, way: str, form: str, chance: random.Rand
         for client in clients:
             await client.go(MAIN, **FORMS[form])
         for _ in range(4):
-            asked = some_apart(chance, clients[0].export.size, PLACES)
+            apart = some_apart(chance, clients[0].export.size, PLACES)
+            asked = [without_fast_zeros(ask, scene.kind.kind) for ask in apart]
             answers = []
             for client in clients:
                 cookies = [ask.send(client) for ask in asked]

@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wanted differences from the earlier build, each with its reason and a check of the new answers."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from imageio_daemon.frontends.http.responses import content_disposition
+from imageio_daemon.nbdproto.constants import Command, CommandFlag
+from tests.differential.changes import (
+    compares_with_none,
+    cuts_ranges,
+    differs_in_announcing,
+    differs_in_codings,
+    differs_in_conditions,
+    differs_in_telling,
+    ends_with_last_answer,
+    keeps_holes,
+    knows_no_method,
+    leaves_out_100,
+    passes_no_qcow2,
+    serves_options,
+    tells_more,
+    tells_tags,
+    zeroes_fast,
+)
 from tests.differential.conversation import Conversation, End, Told, Transcript
-from tests.support.places import Proxied
+from tests.frontends.nbd.asks import Ask
+from tests.support.places import Managed, Proxied
 
 
 @dataclass(frozen=True)
@@ -34,181 +52,12 @@ def says(pattern: bytes) -> Callable[[Conversation], bool]:
     return lambda conversation: any(compiled.search(b"".join(each.pieces)) for each in conversation.rounds)
 
 
-def ends_with_last_answer(before: Transcript, now: Transcript) -> bool:
-    """Return whether the answers differ only in that the last one now ends the connection, and says so."""
-    *others, last = before.answers
-    return now == replace(before, answers=[*others, closing(last)], end="closed")
-
-
-def differs_in_telling(before: Transcript, now: Transcript) -> bool:
-    """Return whether the transcripts differ at most in the answer that the body is too short."""
-    return _without_short_body(before) == _without_short_body(now)
-
-
-def differs_in_announcing(before: Transcript, now: Transcript) -> bool:
-    """Return whether the answers differ at most in whether they announce the end of the connection."""
-    return _unannounced(before) == _unannounced(now)
-
-
-def differs_in_codings(before: Transcript, now: Transcript) -> bool:
-    """Return whether only refusals of a coding differ, in their text and in the coding that they recommend."""
-    return _without_texts(before, 415) == _without_texts(now, 415)
-
-
-def differs_in_conditions(before: Transcript, now: Transcript) -> bool:
-    """Return whether only refusals of a condition differ, in their text."""
-    return _without_texts(before, 412) == _without_texts(now, 412)
-
-
-def _without_texts(transcript: Transcript, status: int) -> Transcript:
-    """Return the answers without the text of those with this status, and without the coding that they recommend."""
-
-    def told(answer: Told) -> Told:
-        if answer.status != status:
-            return answer
-        fields = tuple(field for field in answer.fields if field[0] not in ("accept-encoding", "content-length"))
-        return answer._replace(fields=fields, body=b"")
-
-    return replace(transcript, answers=[told(answer) for answer in transcript.answers])
-
-
-def knows_no_method(before: Transcript, now: Transcript) -> bool:
-    """Return whether only refusals differ: 404 before, and 405 for a method that the server does not know."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    return (
-        len(before.answers) == len(now.answers)
-        and before.end == now.end
-        and all(
-            old == new or (old.status == 404 and new.status == 405 and b"is not allowed here" in (new.body or b""))
-            for old, new in pairs
-        )
-    )
-
-
-def tells_more(before: Transcript, now: Transcript, but: str = "") -> bool:
-    """Return whether only JSON documents differ, by new keys and elements. The key `but` may have any value."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    return (
-        len(before.answers) == len(now.answers)
-        and before.end == now.end
-        and all(_has_more(*each, but) for each in pairs)
-    )
-
-
-def _has_more(before: Told, now: Told, but: str) -> bool:
-    if before == now:
-        return True
-    fields = [{k: v for k, v in told.fields if k != "content-length"} for told in (before, now)]
-    if before.status != now.status or fields[0] != fields[1]:
-        return False
-    try:
-        told = [json.loads(each.body or b"") for each in (before, now)]
-    except ValueError:
-        return False
-    return all(isinstance(each, dict) for each in told) and all(
-        key in told[1] and (key == but or _is_part(value, told[1][key])) for key, value in told[0].items()
-    )
-
-
-def passes_no_qcow2(before: Transcript, now: Transcript) -> bool:
-    """Return whether only JSON documents differ, by new keys and the feature `qcow2`, which is not passed on."""
-    answers = [_without_qcow2(told) for told in before.answers]
-    return tells_more(replace(before, answers=answers), now, but="fast_zero")
-
-
-def _without_qcow2(told: Told) -> Told:
-    return told._replace(body=told.body.replace(b'"qcow2", ', b"")) if told.body else told
-
-
-def _is_part(before: object, now: object) -> bool:
-    """Return whether a value is the same, or a list with new elements."""
-    if isinstance(before, list) and isinstance(now, list):
-        return [each for each in now if each in before] == before
-    return before == now
-
-
-def _unannounced(transcript: Transcript) -> Transcript:
-    return replace(transcript, answers=[silent(told) for told in transcript.answers])
-
-
-def _without_short_body(transcript: Transcript) -> Transcript:
-    if not transcript.answers:
-        return transcript
-    *others, last = transcript.answers
-    short = last.status == 400 and (last.body or b"").startswith(b"The request's body is shorter")
-    return replace(transcript, answers=others) if short else transcript
-
-
 def may_be_cut(conversation: Conversation) -> bool:
     """Return whether the client may end in the middle of a body."""
     return conversation.end is End.ENDS_SENDING
 
 
-def silent(told: Told) -> Told:
-    """Return the answer without its announcement of whether the connection ends."""
-    return told._replace(fields=tuple(field for field in told.fields if field[0] != "connection"))
-
-
-def closing(told: Told) -> Told:
-    """Return the answer with the announcement that it closes the connection."""
-    return told._replace(fields=tuple(sorted([*silent(told).fields, ("connection", "close")])))
-
-
-def cuts_ranges(before: Transcript, now: Transcript) -> bool:
-    """Return whether only refused ranges differ: they are served now, or the refusal has the size of the image."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    cut = [
-        old
-        for old, new in pairs
-        if old.status == 416 and new.status in (206, 416) and "content-range" in dict(new.fields)
-    ]
-    same = [old for old, new in pairs if old == new]
-    return bool(cut) and len(before.answers) == len(now.answers) == len(cut) + len(same) and before.end == now.end
-
-
-def leaves_out_100(before: Transcript, now: Transcript) -> bool:
-    """Return whether the new transcript lacks only the answers 100, and ends with a closed connection."""
-    return now == Transcript([told for told in before.answers if told.status != 100], "closed")
-
-
-def serves_options(before: Transcript, now: Transcript) -> bool:
-    """Return whether only requests differ that were refused as malformed, and are answered with Allow now."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    served = [old for old, new in pairs if old.status == 400 and new.status == 200 and "allow" in dict(new.fields)]
-    same = [old for old, new in pairs if old == new]
-    return bool(served) and len(before.answers) == len(now.answers) == len(served) + len(same)
-
-
-def compares_with_none(before: Transcript, now: Transcript) -> bool:
-    """Return whether only successful requests differ that now get 304 or 412, because If-None-Match is respected."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    met = [old for old, new in pairs if old.status in (200, 206) and new.status in (304, 412)]
-    same = [old for old, new in pairs if old == new]
-    return bool(met) and len(before.answers) == len(now.answers) == len(met) + len(same) and before.end == now.end
-
-
-def tells_tags(before: Transcript, now: Transcript) -> bool:
-    """Return whether the answers differ only in tags that the earlier ones do not have."""
-
-    def untagged(old: Told, new: Told) -> Told:
-        had = any(key == "etag" for key, _ in old.fields)
-        return new if had else new._replace(fields=tuple(field for field in new.fields if field[0] != "etag"))
-
-    if len(before.answers) != len(now.answers):
-        return False
-    pairs = zip(before.answers, now.answers, strict=True)
-    return before == replace(now, answers=[untagged(old, new) for old, new in pairs])
-
-
-def zeroes_fast(before: Transcript, now: Transcript) -> bool:
-    """Return whether only fast zeros differ that were refused, because the daemon did not ask, and succeed now."""
-    pairs = list(zip(before.answers, now.answers, strict=False))
-    done = [old for old, new in pairs if ("x-error-code", "not_fast") in old.fields and new.status == 200]
-    same = [old for old, new in pairs if old == new]
-    return bool(done) and len(before.answers) == len(now.answers) == len(done) + len(same) and before.end == now.end
-
-
-PROXY = Proxied.kind
+PROXY, QCOW2 = Proxied.kind, Managed.kind
 
 #: All of them.
 WANTED: Sequence[Wanted] = (
@@ -249,6 +98,13 @@ WANTED: Sequence[Wanted] = (
     Wanted("OPTIONS * returns the methods of the server (RFC 9110 9.3.7)", says(rb"^OPTIONS \* "), serves_options),
     Wanted("an image of another server has the tag of that server", says(rb"^(GET|HEAD) "), tells_tags, PROXY),
     Wanted("another server decides if it zeroes fast", says(rb'"fast": ?true'), zeroes_fast, PROXY, changes=True),
+    Wanted("a part of a cluster is zeroed fast (ADR 55)", says(rb'"fast": ?true'), zeroes_fast, QCOW2, changes=True),
+    Wanted(
+        "a zero of a part of a hole leaves the hole, with a sparse ticket",
+        says(rb"^GET .*/extents"),
+        keeps_holes,
+        QCOW2,
+    ),
     Wanted(
         "OPTIONS of an image of another server has that server's features: fast zeros, durable ranges",
         says(rb"^OPTIONS "),
@@ -329,3 +185,13 @@ _BLOCK_SIZES = re.compile(rb"(?<=\x00\x03\x00\x00\x00\x01).{4}(?=\x02\x00\x00\x0
 def without_preferred_size(replies: bytes) -> bytes:
     """Return replies to options without the preferred size, which with TLS is now the same as without."""
     return _BLOCK_SIZES.sub(b"PREF", replies)
+
+
+def without_fast_zeros(ask: Ask, kind: str) -> Ask:
+    """Return a request without the flag for fast zeros, if the image is one whose earlier server refused some of them.
+
+    Which ones succeed now is wanted, as over HTTP.
+    """
+    if kind == QCOW2 and ask.command == Command.WRITE_ZEROES:
+        return ask._replace(flags=ask.flags & ~CommandFlag.FAST_ZERO)
+    return ask
