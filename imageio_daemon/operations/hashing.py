@@ -47,18 +47,33 @@ class Hashing:
             function()
             return
         loop = asyncio.get_running_loop()
+        future: Future[None] = Future()
         try:
-            future: Future[None] = self._executor.submit(function)
+            self._executor.submit(_call, function, future)
         except RuntimeError:  # no thread can be started, or the daemon ends
-            raise NoThread from None
+            # The executor keeps the call nevertheless, and does it when it has a thread: now, or never.
+            if future.cancel():
+                raise NoThread from None
         if buffer is not None:
             buffer.retain()
             future.add_done_callback(lambda _: loop.call_soon_threadsafe(buffer.release))
         await asyncio.wrap_future(future)
 
     def stop(self) -> None:
-        """End the threads. Blocks until the pieces that they are hashing are done."""
-        self._executor.shutdown(cancel_futures=True)
+        """End the threads. Blocks until all pieces are done whose tasks were not cancelled."""
+        self._executor.shutdown()
+
+
+def _call(function: Callable[[], None], future: "Future[None]") -> None:
+    """Call a function and set its future, unless that was cancelled before."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        function()
+    except BaseException as e:  # noqa: BLE001 - raised again by future.result()
+        future.set_exception(e)
+    else:
+        future.set_result(None)
 
 
 async def hash_blocks(

@@ -50,6 +50,47 @@ async def test_what_has_to_end_waits_for_a_thread() -> None:
     assert await asyncio.wait_for(ended, 10) == 1
 
 
+async def test_what_could_not_be_hashed_is_not_hashed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing = Hashing(1)
+    called: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unavailable):
+            await hashing.run(lambda: called.append("refused"), SMALL + 1)
+    await hashing.run(lambda: called.append("later"), SMALL + 1)
+    hashing.stop()
+    assert called == ["later"]
+
+
+async def test_hashing_ends_where_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing = Hashing(2)
+    entered, leave, begun, end = (threading.Event() for _ in range(4))
+
+    def first() -> None:
+        entered.set()
+        assert leave.wait(10)
+
+    def second() -> None:
+        begun.set()
+        assert end.wait(10)
+
+    def refuse_late(_: threading.Thread) -> None:
+        leave.set()
+        assert begun.wait(10)
+        raise RuntimeError("can't start new thread")
+
+    before = asyncio.create_task(hashing.run(first, SMALL + 1))
+    await asyncio.wait_for(asyncio.to_thread(entered.wait), 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_late)
+        running = asyncio.create_task(hashing.run(second, SMALL + 1))
+        await asyncio.wait([running], timeout=0.01)
+    assert not running.done()
+    end.set()
+    await asyncio.gather(before, running)
+    hashing.stop()
+
+
 async def test_hashing_is_unavailable_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     hashing = Hashing(1)
     with monkeypatch.context() as patch:
