@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """All transfers of the daemon, by ticket id."""
 
+import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..runtime import logs
 from ..runtime.audit_log import DAEMON, AuditLog, Caller
+from ..runtime.file_writer import Done
 from ..runtime.state import StateDirectory
 from ..runtime.sums import Sums
 from ..storage.operation import Totals
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the close of an image may take in a removal that does not wait for requests. Usually it takes some ms.
 CLOSE_TIMEOUT = 5.0
+#: Tickets that clear() removes before other tasks have their turn on the event loop. Each takes 0.1 ms.
+BATCH = 50
 
 
 async def _unknown(_: Ticket) -> None:
@@ -226,18 +231,24 @@ class TransferStore:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
 
     async def clear(self, by: Caller = DAEMON) -> None:
-        """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""
-        taken = self._take_all()
-        for transfer in taken:
-            self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
-        ids = {transfer.ticket.ticket_id for transfer in taken}
-        ids.update(self.kept_tickets.ids())  # also those of earlier removals that have failed
-        await until_forgotten(self.kept_tickets.forget(ids))
+        """Cancel and remove all tickets, without waiting for requests. Raises as remove() does.
 
-    def _take_all(self, *, goes_on: bool = False) -> list[Transfer]:
-        """Take all transfers out of the store, and cancel them; see Transfer.cancel()."""
-        transfers = list(self._transfers.values())
-        self._transfers.clear()
+        Tickets whose turn has not come stay valid until then, and if the task is cancelled, after that.
+        """
+        forgotten: list[Done] = []
+        ids = list(dict.fromkeys([*self._transfers, *self.kept_tickets.ids()]))  # also those of failed removals
+        for start in range(0, len(ids), BATCH):
+            if start:
+                await asyncio.sleep(0)
+            batch = ids[start : start + BATCH]
+            for transfer in self._take(batch):
+                self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
+            forgotten += self.kept_tickets.forget(batch)
+        await until_forgotten(forgotten)
+
+    def _take(self, ids: Iterable[str], *, goes_on: bool = False) -> list[Transfer]:
+        """Take the transfers of tickets out of the store, and cancel them; see Transfer.cancel()."""
+        transfers = [self._transfers.pop(ticket_id) for ticket_id in ids if ticket_id in self._transfers]
         for transfer in transfers:
             self._canceled.add(transfer.end)
         for transfer in transfers:
@@ -247,7 +258,7 @@ class TransferStore:
     def interrupt(self) -> None:
         """Cancel all transfers, because the process ends. Requests end at their next step. The next process goes on."""
         self.kept_tickets.renew(at_end=True)
-        self._take_all(goes_on=True)
+        self._take(list(self._transfers), goes_on=True)
 
     async def close(self) -> None:
         """Do as interrupt(), then wait until all transfers have ended, with their images flushed and closed."""
