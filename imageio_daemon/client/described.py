@@ -153,8 +153,10 @@ class Copying:
         ):
             # Open it in a thread, so that Ctrl-C ends the wait.
             (opened,) = workers.run([lambda: RemoteSource(origin)], origin.stop)
+            counter = Counter()
+            counter.retries.append(origin.retries)
             with contextlib.closing(opened):
-                return Upload(opened, session, self.options, report).run()
+                return Upload(opened, session, self.options, report, counter).run()
 
 
 def _name(image: Local, otherwise: str) -> str:

@@ -92,6 +92,7 @@ class Download:
         self._digest = Digest() if options.verifies else None
         self._report = report
         self._counter = Counter()
+        self._counter.retries.append(session.retries)
         self._extents: Sequence[Extent] = []
         self._size = 0
         self._earlier: Source | None = None  # the content that an earlier download has left
@@ -104,12 +105,9 @@ class Download:
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
-        retries = self._session.retries
         return replace(
             self._counter.progress(),
             durable=self._checkpoints.durable if self._checkpoints else None,
-            retries=retries.count,
-            reason=retries.reason,
             ending=self._session.stop.is_set,
             complete=self._complete,
         )

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..server.retries import Retries
+
 #: Seconds between two reports, which look smooth and cost nothing measurable.
 INTERVAL = 0.1
 #: Seconds over which the rate is an average, long enough for links that falter.
@@ -37,7 +39,7 @@ class Progress:
     continued. `rate` is bytes of data per second, over the last WINDOW seconds. `elapsed` is in seconds. `checked`
     bytes of `to_check` were read, compared or verified in this phase; the latter may be unknown. `to_move` is at most
     how much data is left to transfer, or None until the map of the image is read. `retries` is the number of requests
-    to the server of the ticket that were sent again, and `reason` why some fail now: of a copy, those to the target.
+    to the server of the ticket that were sent again, and `reason` why some fail now: of a copy, those to both servers.
     `idle` is the seconds since the last progress. `ending` tells that the transfer ends early, by the user or an error,
     and subtracts what its requests had sent. `complete` tells that the file or image of a download is complete,
     whatever fails after that.
@@ -82,7 +84,10 @@ Report = Callable[[Progress], None]
 
 
 class Counter:
-    """The counts of all threads of a transfer. Thread-safe."""
+    """The counts of all threads of a transfer. Thread-safe.
+
+    `retries` are those of the servers that it asks. Add to them before the transfer begins.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,6 +101,7 @@ class Counter:
         self._is_planned = False
         self._moved_at = self._started
         self.total: int | None = None
+        self.retries: list[Retries] = []
 
     def moved(self, count: int) -> None:
         """Count bytes of data that were sent or received. A negative number are bytes that have to be sent again."""
@@ -136,6 +142,7 @@ class Counter:
 
     def progress(self) -> Progress:
         """Return the present progress."""
+        reasons = [retries.reason for retries in self.retries]
         with self._lock:
             now = time.monotonic()
             return Progress(
@@ -150,6 +157,8 @@ class Counter:
                 checked=self._checked,
                 to_check=self._to_check,
                 to_move=max(self._planned - self._spared - self._data, 0) if self._is_planned else None,
+                retries=sum(retries.count for retries in self.retries),
+                reason=next(filter(None, reasons), None),
                 idle=now - self._moved_at,
             )
 

@@ -62,18 +62,16 @@ class Upload:
         self._checkpoints = self._new_checkpoints()
         self._report = report
         self._counter = counter or Counter()
+        self._counter.retries.append(session.retries)
         self._counter.begin(Phase.TRANSFERRING)
         self._counter.total = source.size
 
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
-        retries = self._session.retries
         return replace(
             self._counter.progress(),
             durable=self._checkpoints.durable,
-            retries=retries.count,
-            reason=retries.reason,
             ending=self._session.stop.is_set,
         )
 

@@ -126,6 +126,20 @@ def test_interrupted_copy_goes_on(
     assert target.read_bytes() == pattern(SIZE)
 
 
+def test_requests_to_the_source_that_are_sent_again_are_told(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, target: Path, target_url: str
+) -> None:
+    ticket = new_image(pattern(SIZE), ops=["read"]).ticket
+    budgets = iter([MiB, 5 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{ticket}"
+        one = dataclasses.replace(tls, connections=1)
+        done = copy(url, target_url, settings=tls, source_settings=one)
+        assert proxy.broken == 2
+    assert (done.progress.retries, done.progress.reason) == (2, None)
+    assert target.read_bytes() == pattern(SIZE)
+
+
 def test_update_sends_what_differs_and_reads_no_more(
     tls: Settings, full: str, target: Path, target_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

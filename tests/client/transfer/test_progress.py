@@ -10,6 +10,7 @@ import pytest
 from imageio_daemon.client import LocalError, Progress, Settings, download, upload
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.stopping import Stop
 from imageio_daemon.client.transfer import plan
 from imageio_daemon.client.transfer.plan import Queue, Unit, units
@@ -64,6 +65,16 @@ def test_time_left_is_that_of_the_data() -> None:
 @pytest.mark.parametrize("progress", [Progress(to_move=None, rate=1.0), Progress(to_move=5), Progress(to_move=0)])
 def test_time_left_is_not_guessed(progress: Progress) -> None:
     assert progress.left is None
+
+
+def test_retries_are_those_of_all_servers() -> None:
+    counter = Counter()
+    counter.retries += [Retries(), Retries()]
+    for retries in counter.retries:
+        retries.waits("away", 0.1, is_first=True)
+    counter.retries[0].succeeded()
+    progress = counter.progress()
+    assert (progress.retries, progress.reason) == (2, "away")
 
 
 def test_what_goes_again_lowers_no_rate_below_zero() -> None:
