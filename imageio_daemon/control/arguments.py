@@ -172,7 +172,7 @@ def _add_views(commands: _Commands) -> None:
     command.add_argument("--watch", action="store_true", help="again each second")
     _command(commands, "top", top.show, "Show transfers and their clients on the whole terminal, until q is pressed.")
     command = _command(commands, "events", events.show, "Print who has added, extended and removed tickets.")
-    command.add_argument("--follow", action="store_true", help="go on with those that happen now")
+    command.add_argument("--follow", action="store_true", help="go on with those that happen now, until Ctrl-C")
 
 
 def _add_check(commands: _Commands) -> None:

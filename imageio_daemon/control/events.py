@@ -3,12 +3,13 @@
 
 import argparse
 import pwd
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from . import output
-from .service import ControlService
+from .service import ControlError, ControlService
 
 #: Seconds between two requests with --follow.
 INTERVAL = 1.0
@@ -17,19 +18,41 @@ _PLACED = ("number", "time", "event", "uid", "pid", "client")
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:
-    """Print a line for each event, oldest first."""
-    last = 0
+    """Print a line for each event, oldest first. With --follow go on, also with those of the next daemon."""
+    number, at = 0, ""
+    events: list[dict[str, Any]] = service.get("/events")
     while True:
-        events: list[dict[str, Any]] = service.get(f"/events?after={last}")
         for event in events:
             if options.json:
                 output.json_line(event)
             else:
                 print(output.printable(text(event)), flush=True)
-            last = event["number"]
+            number, at = event["number"], event["time"]
         if not options.follow:
             return
         time.sleep(INTERVAL)
+        try:
+            events = service.get(f"/events?after={number}")
+        except ControlError:
+            kept = _when_back(service)
+            # Without a state directory, a daemon counts its events from 1 on.
+            events = [event for event in kept if event["number"] > number or event["time"] > at]
+            number = kept[-1]["number"] if kept else 0
+
+
+def _when_back(service: ControlService) -> list[dict[str, Any]]:
+    """Return the events that the daemon keeps, when it answers again. Print once why it does not."""
+    told = ""
+    while True:
+        try:
+            events: list[dict[str, Any]] = service.get("/events")
+        except ControlError as e:
+            if str(e) != told:
+                told = str(e)
+                print(f"imageioctl: waiting: {told}", file=sys.stderr, flush=True)
+            time.sleep(INTERVAL)
+        else:
+            return events
 
 
 def text(event: Mapping[str, Any]) -> str:

@@ -6,12 +6,14 @@ import os
 import pwd
 import signal
 import subprocess
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 from imageio_daemon.control.events import text
-from tests.control.conftest import PROGRAM, TIMEOUT, Ctl
-from tests.support.daemon import Daemon
+from tests.control.conftest import PROGRAM, TIMEOUT, Ctl, run
+from tests.support.daemon import STATE, Daemon, MakeDaemon, Section
 from tests.support.images import MiB
 
 EVENT = {"number": 1, "time": "2026-03-01T12:00:00.123Z", "event": "ticket extended", "transfer": "job", "timeout": 60}
@@ -55,16 +57,58 @@ def test_events_are_shown_for_people_and_programs(daemon: Daemon, ctl: Ctl) -> N
     assert ctl("events", "--json").json()[-1]["transfer"] == "of-events"
 
 
+class Following:
+    """`imageioctl events --follow`, which is ended by Ctrl-C and checked at the end of the block."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        command = [*PROGRAM, "events", "--follow", "--json", "--socket", daemon.control_socket]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(["env", "--default-signal=INT", *command], **pipes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._process.send_signal(signal.SIGINT)
+        with self._process:
+            assert self._process.wait(TIMEOUT) == 130 or kind is not None
+
+    def next(self) -> str | None:
+        """Return the transfer of the next event."""
+        assert self._process.stdout is not None
+        found: str | None = json.loads(self._process.stdout.readline()).get("transfer")
+        return found
+
+    def reason(self) -> str:
+        """Return the next line about a daemon that does not answer."""
+        assert self._process.stderr is not None
+        line: str = self._process.stderr.readline()
+        return line
+
+
 def test_follow_goes_on_with_new_events(daemon: Daemon) -> None:
     daemon.add_ticket("/images/x", MiB, transfer_id="before")
-    command = [*PROGRAM, "events", "--follow", "--json", "--socket", daemon.control_socket]
-    process = subprocess.Popen(["env", "--default-signal=INT", *command], stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        seen = []
-        while "before" not in seen:
-            seen.append(json.loads(process.stdout.readline()).get("transfer"))
+    with Following(daemon) as following:
+        while following.next() != "before":
+            pass
         daemon.add_ticket("/images/x", MiB, transfer_id="meanwhile")
-        assert json.loads(process.stdout.readline())["transfer"] == "meanwhile"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT) == 130
+        assert following.next() == "meanwhile"
+
+
+@pytest.mark.parametrize("config", [{}, {"state_dir": STATE}], ids=["numbers begin anew", "events are kept"])
+def test_follow_goes_on_after_a_restart_of_the_daemon(make_daemon: MakeDaemon, config: Section) -> None:
+    own = make_daemon(daemon=config)
+    for name in ("first", "second"):
+        own.add_ticket("/images/x", MiB, transfer_id=name)
+    with Following(own) as following:
+        assert [following.next(), following.next()] == ["first", "second"]
+        own.stop()
+        assert "is imageio-daemon running?" in following.reason()
+        own.restart()
+        for name in ("third", "fourth"):
+            own.add_ticket("/images/x", MiB, transfer_id=name)
+            assert following.next() == name
+
+
+def test_follow_needs_a_daemon_at_the_beginning(tmp_path: Path) -> None:
+    assert run("events", "--follow", "--socket", tmp_path / "none").status == 4
