@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Rate limits: token buckets. A lane waits in C until it may go on; Python asks how long it has to wait. Any thread may
- * call these functions. cffi's cdef() reads this after api/ioutil.h, whose conventions apply.
+ * Rate limits: token buckets. A lane waits in C until it may continue; Python asks how long it has to wait. Any thread
+ * may call these functions. cffi's cdef() reads this after api/ioutil.h, whose conventions apply.
  */
 
 #ifndef IOUTIL_API_BUCKET_H
@@ -12,7 +12,8 @@
 
 /*
  * A bucket. It may have a parent, whose rate is for all of its children together. Bytes are paid for in the order in
- * which they were taken: a caller may go on as soon as both the bucket and its parent have paid for all earlier bytes.
+ * which they were taken: a caller may continue as soon as both the bucket and its parent have paid for all earlier
+ * bytes.
  */
 typedef struct iou_bucket iou_bucket;
 

@@ -7,7 +7,7 @@
  *
  * The guarantee: each range of a record was written by changes that had ended before a flush began, and that flush has
  * succeeded. Before a change begins, its range is removed from the record, and the removal is on stable storage. So
- * after a crash a journal may lack ranges that are durable, but has none that is not.
+ * after a crash a journal may lack ranges that are durable, but contains none that is not.
  *
  * A handle with a record (iou_handle_durable()) keeps it up to date: each kind of image calls the functions below for
  * its changes and flushes. If the record is NULL, they record nothing.
@@ -57,8 +57,8 @@ void iou_durable_end(iou_durable *record);
 void iou_durable_retain(iou_durable *record);
 void iou_durable_release(iou_durable *record);
 
-/* Have the operations on a file's or device's handle keep a record. Call this at most once, before the first operation.
-   The handle takes a reference to the record. Returns 0, or -EINVAL if the handle has a record already. */
+/* Attach a record to a handle, whose operations then keep it up to date. Call this at most once, before the first
+   operation. The handle takes a reference to the record. Returns 0, or -EINVAL if the handle has a record already. */
 int iou_handle_durable(iou_handle *handle, iou_durable *record);
 
 /*
@@ -84,8 +84,8 @@ iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t le
  */
 void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error);
 
-/* Return whether the journal should be written: durable ranges are not in it, and it was not written many times just
-   now, or they have waited for a second to be on stable storage with it. */
+/* Return whether the journal should be written: it lacks durable ranges and was not written many times just now, or has
+   not had all of them on stable storage for a second. */
 int iou_durable_is_due(iou_durable *record);
 
 /* Write the durable ranges that the journal does not have yet, and sync it once a second. Blocks. */

@@ -39,7 +39,7 @@ typedef enum {
     IOU_HEAD_PLAIN = 4       /* a lane for the image of the target can serve it, if image and ticket allow that */
 } iou_head_flag;
 
-/* What a request asks of its answer, whether C or Python gives it. */
+/* What a request asks of its answer. Answers of C and of Python depend on it. */
 typedef enum {
     IOU_ASKS_ORIGIN = 1, /* a page of another origin has to be allowed to read it: the request has an Origin field */
     IOU_ASKS_JSON = 2    /* an error as a JSON document: an Accept field names application/json */
@@ -81,10 +81,10 @@ typedef enum {
 
 /* The state of the reader of one body. All 0 before the first byte. */
 typedef struct {
-    uint64_t left;                  /* bytes of the chunk's data that have not come yet */
+    uint64_t left;                  /* bytes of the chunk's data that have not arrived yet */
     uint32_t part;                  /* kind of the next line */
-    uint32_t line;                  /* bytes of the present line that have come */
-    uint32_t trailer;               /* bytes of the trailer that have come */
+    uint32_t line;                  /* bytes of the present line that have arrived */
+    uint32_t trailer;               /* bytes of the trailer that have arrived */
     uint32_t ended;                 /* the whole body was read */
     char text[IOU_CHUNKS_MAX_LINE]; /* the bytes of the present line */
 } iou_chunks;

@@ -51,8 +51,8 @@ typedef enum {
     IOU_BUFFERED = 16, /* open: do not try direct I/O */
     IOU_SPACE = 32,    /* stat: also ask the file system how much data the image may have */
     IOU_SHARED = 64,   /* open: take no locks against other programs; see iou_submit_open() */
-    IOU_LAYERS = 128,  /* extents: also report IOU_EXTENT_HOLE, where the storage knows it */
-    IOU_DIRTY = 256,   /* extents: also report IOU_EXTENT_DIRTY, where the storage knows it */
+    IOU_LAYERS = 128,  /* extents: also report IOU_EXTENT_HOLE, where the storage reports holes */
+    IOU_DIRTY = 256,   /* extents: also report IOU_EXTENT_DIRTY, where the storage has a bitmap */
     IOU_WHOLE = 512,   /* read: send one request to the server that has the image */
     IOU_DENSE = 1024,  /* read: the server need not look for holes, if the protocol allows that */
     IOU_NOW = 2048     /* read, extents: fail if there is no connection to the server that has the image */
@@ -132,11 +132,11 @@ typedef struct {
     uint16_t given_up[IOU_ZEROING_CALLS];
 } iou_completion;
 
-/* The properties of an extent. Without a flag it is data. Files and devices know only IOU_EXTENT_ZERO, for ranges
+/* The properties of an extent. Without a flag it is data. Files and devices report only IOU_EXTENT_ZERO, for ranges
    without allocated data. */
 typedef enum {
     IOU_EXTENT_ZERO = 1, /* it reads as zeros */
-    IOU_EXTENT_HOLE = 2, /* neither the image nor what is below it has anything there */
+    IOU_EXTENT_HOLE = 2, /* neither the image nor a file below it has data or zeros there */
     IOU_EXTENT_DIRTY = 4 /* a bitmap marks it as changed. In lanes of NBD this is the first bitmap, and the next higher
                             bits are the flags of the others */
 } iou_extent_flag;
@@ -307,10 +307,10 @@ void iou_file_birth(int fd, iou_birth *birth);
 
 /*
  * The rule by which users share memory, connections, tasks and decoders. Return whether a user that has `used` of a
- * resource may have `more`, when `left` is left of it: it then must have at most twice as much as is left after that.
- * So some is always left for other users. A single user has at most two thirds of the whole, and n users together have
- * 2 n parts of 2 n + 1 (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
- * 1998). For most resources, a user gets a first piece without this rule.
+ * resource may have `more` while `left` is free: after that, the user must have at most twice as much as is free. So
+ * some is always free for other users. A single user has at most two thirds of the whole, and n users together have 2 n
+ * parts of 2 n + 1 (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
+ * For most resources, a user gets a first piece without this rule.
  */
 int iou_may_have(uint64_t used, uint64_t more, uint64_t left);
 

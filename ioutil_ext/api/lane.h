@@ -25,14 +25,14 @@ typedef enum {
     IOU_LANE_STATUS = 4,        /* NBD: metadata contexts were selected, so there is BLOCK_STATUS */
     IOU_LANE_READ_ONLY = 8,     /* the ticket is read-only */
     IOU_LANE_SPARSE = 16,       /* zeroing may deallocate */
-    IOU_LANE_COUNT_READS = 32,  /* iou_lane_counted() has the ranges that were read */
-    IOU_LANE_COUNT_WRITES = 64, /* iou_lane_counted() has the ranges that were written or zeroed */
+    IOU_LANE_COUNT_READS = 32,  /* iou_lane_counted() returns the ranges that were read */
+    IOU_LANE_COUNT_WRITES = 64, /* iou_lane_counted() returns the ranges that were written or zeroed */
     IOU_LANE_NO_FLUSH = 128     /* NBD: neither FLUSH nor FUA is offered */
 } iou_lane_flag;
 
 enum {
     IOU_LANES_MIN_MEMORY = 17825792,      /* bytes, 17 MiB: with less, requests wait for each other */
-    IOU_LANE_MAX_STAGED = 65536,          /* most bytes that a lane takes with its connection, in each direction */
+    IOU_LANE_MAX_STAGED = 65536,          /* most bytes that a lane takes over with its connection, in each direction */
     IOU_LANE_MAX_TIMEOUT_MS = 2147483647, /* 24 days: the longest wait of poll(2) */
     IOU_LANE_CONTEXTS = 63,               /* most metadata contexts of NBD: base:allocation and 62 bitmaps */
     IOU_LANE_REPORTS = 16,                /* most reports that a lane keeps */
@@ -83,7 +83,7 @@ typedef struct {
 /* The memory for data of all lanes. */
 typedef struct {
     uint64_t limit;   /* bytes, without the memory for one long READ */
-    uint64_t used;    /* bytes of slabs that are in use, also in part */
+    uint64_t used;    /* bytes of slabs that are in use, even if only in part */
     uint32_t waiting; /* tickets whose requests wait for memory */
     uint32_t reserved;
 } iou_lanes_stats;
@@ -130,8 +130,8 @@ typedef struct {
     uint64_t lost; /* records for which there was no room */
 } iou_records_stats;
 
-/* Make what lanes share. All lanes together use at most `memory` bytes for data at a time, which must be at least
-   IOU_LANES_MIN_MEMORY. Returns 0, -EINVAL, -ENOMEM or -ECHILD. */
+/* Make the state that lanes share. All lanes together use at most `memory` bytes for data at a time, which must be at
+   least IOU_LANES_MIN_MEMORY. Returns 0, -EINVAL, -ENOMEM or -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 
 /* Get how much memory lanes have now, and how many tickets have requests that wait for memory. All are 0 in a forked
@@ -145,7 +145,7 @@ void iou_lanes_get_stats(iou_lanes *lanes, iou_lanes_stats *stats);
  */
 void iou_lanes_recall(iou_lanes *lanes, uint32_t more);
 
-/* Free what all lanes share. Returns 0, -EBUSY while there are lanes, or -ECHILD. */
+/* Free the state that lanes share. Returns 0, -EBUSY while there are lanes, or -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
 /* From now on, record requests that took at least `least` ns. UINT64_MAX, as at first, records none. */
@@ -195,7 +195,7 @@ int iou_lane_free(iou_lane *lane);
 
 /* ---- NBD: the transmission phase -------------------------------------------------------------------------------- */
 
-/* A metadata context that was selected. `tells` is the iou_extent_flag that it shows: IOU_EXTENT_ZERO for
+/* A metadata context that was selected. `tells` is the iou_extent_flag that it reports: IOU_EXTENT_ZERO for
    base:allocation, or that of a bitmap of the image, as in api/nbd_client.h. */
 typedef struct {
     uint32_t id;
@@ -227,9 +227,9 @@ enum { IOU_HTTP_FIRST = 1, IOU_HTTP_LAST = 2, IOU_HTTP_LENGTH = 3, IOU_HTTP_DATE
 typedef enum {
     IOU_INSTRUCTION_FLUSH = 1,     /* write: the bytes are on stable storage before the answer */
     IOU_INSTRUCTION_EXPECTS = 2,   /* write: the client waits for 100 Continue */
-    IOU_INSTRUCTION_CHUNKED = 4,   /* write: the body comes in chunks */
+    IOU_INSTRUCTION_CHUNKED = 4,   /* write: the body is in chunks */
     IOU_INSTRUCTION_ENCODED = 8,   /* write: the body is a frame of zstd */
-    IOU_INSTRUCTION_UNBOUNDED = 16 /* write, in chunks, not encoded: write all bytes that come */
+    IOU_INSTRUCTION_UNBOUNDED = 16 /* write, in chunks, not encoded: write all bytes that arrive */
 } iou_instruction_flag;
 
 /* A request that the owner has read and decided. The lane moves its bytes and answers it. */
@@ -238,7 +238,7 @@ typedef struct {
     uint32_t flags; /* iou_instruction_flag */
     uint64_t offset;
     uint64_t length; /* bytes of the image; 0 with IOU_INSTRUCTION_UNBOUNDED */
-    uint64_t body;   /* write: bytes of the body as it is sent; 0 if it comes in chunks */
+    uint64_t body;   /* write: bytes of the body as it is sent; 0 if it is in chunks */
     uint32_t status; /* the status of the answer, for the record */
     uint32_t reserved;
     const void *answer; /* template of the answer, or of its head, with the date; copied */
@@ -266,7 +266,7 @@ typedef struct {
 } iou_http_options;
 
 typedef enum {
-    IOU_HTTP_IDLE = 1,  /* no request came for a while, the client has ended the stream, or the lane refuses requests */
+    IOU_HTTP_IDLE = 1,  /* no request for a while, the client has ended the stream, or the lane refuses requests */
     IOU_HTTP_OTHER,     /* the next request is not for a lane, or there is no memory for it */
     IOU_HTTP_FAILED,    /* storage has failed: the owner answers the request */
     IOU_HTTP_TRUNCATED, /* the body of a request has ended early: the owner answers the request */
@@ -300,7 +300,7 @@ int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options 
 /*
  * Get the reason why a lane has ended, and move the bytes that it has received and not used to `rest`, at most
  * IOU_LANE_MAX_STAGED. Returns how many, -EBUSY or -ECHILD. The state of the socket is as before the lane's start, so
- * the owner can go on with it.
+ * the owner can continue to use it.
  */
 int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest);
 

@@ -37,11 +37,11 @@ enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_S
 enum {
     MAX_PAYLOAD = 33554432,      /* of READ and WRITE */
     MAX_DRAINED = 67108864,      /* the connection ends if a refused payload is longer; a shorter one is read */
-    MAX_STATUS_EXTENTS = 131072, /* extents in one reply; as many as qemu-nbd's, so none that it has found is lost */
+    MAX_STATUS_EXTENTS = 131072, /* extents in one reply: qemu-nbd's limit, so none of its extents is lost */
     MAX_ERROR_TEXT = 256         /* of the text in an error reply */
 };
 
-/* The reasons in error replies. The reply does not say which fault the server has; the log does. */
+/* The reasons in error replies. The reply does not name the fault of a server; the log does. */
 typedef enum {
     IOU_NBD_FAILED = 0, /* a fault of the server */
     IOU_NBD_ENDED,      /* the ticket has expired, or was cancelled or removed; the client cannot know which */

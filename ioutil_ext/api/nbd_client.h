@@ -34,7 +34,7 @@ typedef struct {
     uint32_t close_ms;   /* how long to wait for the server's replies when a session ends in order */
 } iou_nbd_client_options;
 
-/* A metadata context. `tells` is the iou_extent_flag that it shows: IOU_EXTENT_DIRTY for the first bitmap, the next
+/* A metadata context. `tells` is the iou_extent_flag that it reports: IOU_EXTENT_DIRTY for the first bitmap, the next
    higher bit for the second one, and so on. */
 typedef struct {
     uint32_t id;
@@ -75,7 +75,7 @@ typedef struct {
 } iou_nbd_client_state;
 
 typedef enum {
-    IOU_NBD_GONE = 1, /* the server cannot be reached, or the session has ended; the text says why, without names */
+    IOU_NBD_GONE = 1, /* unreachable, or the session has ended; the text is the reason, without names */
     IOU_NBD_REFUSED,  /* the server has answered with an error; the text is the server's */
     IOU_NBD_UNSOUND,  /* the server's answer is impossible; the text is the reason */
     IOU_NBD_NO_FLUSH, /* the server does not offer FLUSH */
@@ -106,12 +106,12 @@ int iou_nbd_client_look(iou_handle *handle, iou_nbd_client_state *state, uint32_
    -ECHILD. */
 int iou_nbd_client_begin(iou_handle *handle, const iou_nbd_session *session);
 
-/* Let all operations fail that wait for a session, with the reason `text`. With `forever`, all later operations fail,
-   too, even if there is a session. Returns the number of the failure. */
+/* Fail all operations that wait for a session, with the reason `text`. With `forever`, also fail all later operations,
+   even if there is a session. Returns the number of the failure. */
 uint64_t iou_nbd_client_refuse(iou_handle *handle, const char *text, uint32_t forever);
 
-/* End the session in order, and begin no other one. Waits at most `wait_ms` until its requests are answered, then tells
-   the server that it disconnects. Returns 0 or -ECHILD. */
+/* End the session in order, and begin no other one. Waits at most `wait_ms` until its requests are answered, then sends
+   NBD_CMD_DISC. Returns 0 or -ECHILD. */
 int iou_nbd_client_leave(iou_handle *handle, uint32_t wait_ms);
 
 /* End the waiting operations whose controls were canceled and of which nothing was sent. Returns 0 or -ECHILD. */

@@ -27,9 +27,9 @@ enum { IOU_QCOW2_REASON = 160 };
 
 /* Whether the bitmap that an open has named can be used. If it cannot, the image is open nevertheless. */
 typedef enum {
-    IOU_QCOW2_BITMAP_TOLD = 1, /* it can: extents with IOU_DIRTY show it */
+    IOU_QCOW2_BITMAP_TOLD = 1, /* it can: extents with IOU_DIRTY report it */
     IOU_QCOW2_BITMAP_MISSING,  /* the image does not have it, or a program that keeps no bitmaps has written to it */
-    IOU_QCOW2_BITMAP_IN_USE    /* a program that wrote to the image has left it behind: it lacks changes */
+    IOU_QCOW2_BITMAP_IN_USE    /* a program that wrote to the image has not saved it: it lacks changes */
 } iou_qcow2_bitmap;
 
 typedef struct {

@@ -25,8 +25,8 @@ typedef enum {
     IOU_ZSTD_WINDOW,       /* the window is larger than IOU_ZSTD_MAX_WINDOW */
     IOU_ZSTD_LENGTH,       /* the content has more or fewer bytes than announced */
     IOU_ZSTD_CUT,          /* the data ends before the frame */
-    IOU_ZSTD_TRAILING,     /* the data goes on after the frame */
-    IOU_ZSTD_IDLE,         /* more data than the content can need: blocks of nothing */
+    IOU_ZSTD_TRAILING,     /* the data continues after the frame */
+    IOU_ZSTD_IDLE,         /* more data than the content can need: blocks without content */
     IOU_ZSTD_DATA          /* a block is malformed, or the content has another checksum */
 } iou_zstd_refusal;
 
@@ -49,7 +49,7 @@ int64_t iou_zstd_head(iou_zstd *decoder, const void *data, uint64_t length, uint
  */
 int iou_zstd_admit(iou_zstd *decoder, uint64_t owner);
 
-/* Note that the decoder begins to wait for bytes of the peer, or that it goes on. */
+/* Note that the decoder begins to wait for bytes of the peer, or that it continues. */
 void iou_zstd_rest(iou_zstd *decoder);
 void iou_zstd_go_on(iou_zstd *decoder);
 
@@ -60,15 +60,15 @@ uint32_t iou_zstd_is_wanted(const iou_zstd *decoder);
 typedef struct {
     uint64_t taken;   /* bytes of the data that were used */
     uint64_t made;    /* bytes of content that were put into the room */
-    uint64_t left;    /* bytes of content that are still to come */
+    uint64_t left;    /* bytes of content that are still to be made */
     uint32_t ended;   /* the frame has ended, and its content is as announced */
     uint32_t refusal; /* iou_zstd_refusal, or 0 */
 } iou_zstd_step;
 
 /*
  * Decode data that follows the head into `room`, until the data is used up or the room is full. When all content was
- * made, go on to the end of the frame. Call this again with the data that was not used. A call without data makes the
- * content that is left of earlier data. Data after the end of the frame is refused (IOU_ZSTD_TRAILING). This never
+ * made, continue to the end of the frame. Call this again with the data that was not used. A call without data makes
+ * the content that is left of earlier data. Data after the end of the frame is refused (IOU_ZSTD_TRAILING). This never
  * makes more content than was announced. Returns 0, -EBADMSG with the reason in step->refusal, -ENOMEM, or -EINVAL if
  * the memory was not taken. After a failure all calls fail.
  */
