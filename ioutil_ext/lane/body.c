@@ -2,7 +2,7 @@
 
 /*
  * The body of a request, received in parts. A client that does not send holds no memory. If the bytes of a part pause
- * for LANE_MOMENT_MS, the bytes that have come are a part of their own, cut at the end of a page. The lane then waits
+ * for LANE_MOMENT_MS, the part ends: it has the bytes that have arrived, cut at the end of a page. The lane then waits
  * for further bytes in the staging, without memory. So a body that stops uses only the staging, which each connection
  * has anyway.
  */
@@ -38,7 +38,7 @@ void body_drop_memory(struct iou_lane *lane, struct body *body) {
         lane_put_memory(lane, body_take_memory(body));
 }
 
-/* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not come. */
+/* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not arrive. */
 static uint64_t gather_part(struct iou_lane *lane, struct body *body, int *error) {
     uint64_t since = now_ns();
     if (!(body->is_chunked ? body_gather_chunks(lane, body, error)
@@ -59,7 +59,7 @@ int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, e
     return error;
 }
 
-/* Get memory for a part of at most `most` bytes, of a slow body for those that are here. */
+/* Get memory for a part of at most `most` bytes. For a slow body, these are at most the bytes that are staged. */
 static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
@@ -83,7 +83,7 @@ static int receive_more(struct iou_lane *lane, struct body *body) {
     return body->got == body->length ? 0 : error ? error : -ENODATA;
 }
 
-/* End the part at the last whole page that has come. The bytes after it go back to the staging. */
+/* End the part at the last whole page that has arrived. The bytes after it go back to the staging. */
 static void cut_part(struct iou_lane *lane, struct body *body) {
     uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next;
     socket_put_back(lane, body_place(body, length), body->got - length);
@@ -98,7 +98,7 @@ int body_receive(struct iou_lane *lane, struct body *body, uint64_t most) {
     for (;;) {
         if (!body->memory && body->left)
             error = begin_part(lane, body, most);
-        if (!error && body->left == 0) /* the chunks have ended behind the part before */
+        if (!error && body->left == 0) /* the chunks have ended at the end of the previous part */
             return 0;
         if (!error)
             error = receive_more(lane, body);

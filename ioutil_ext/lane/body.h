@@ -17,13 +17,13 @@
 struct body {
     uint64_t next, left;   /* bytes that are in no part yet: offset in the image, and length */
     struct memory *memory; /* for the part that is being received; NULL until there is some */
-    uint64_t length, got;  /* of the part: its bytes, and how many have come */
+    uint64_t length, got;  /* of the part: its bytes, and how many of them have arrived */
     bool slow;             /* the client lately sent less than the staging holds in LANE_MOMENT_MS */
     bool is_encoded;       /* next and left count bytes of the content */
     uint64_t encoded;      /* bytes of the encoded body that were not used */
     iou_zstd *decoder;
     char *tail;        /* the last bytes of the content while they wait for the end of the frame, or NULL */
-    bool is_chunked;   /* until the end has come, the number of bytes left is only an upper bound */
+    bool is_chunked;   /* until the end has arrived, the number of bytes left is only an upper bound */
     bool is_unframed;  /* the framing of the staged bytes was removed */
     iou_chunks chunks; /* the state of the reader of chunks */
     uint32_t refusal;  /* why the body was refused: an iou_zstd_refusal (-EBADMSG) or iou_chunks_refusal (-EILSEQ) */
@@ -32,10 +32,10 @@ struct body {
 void body_begin(struct body *body, uint64_t offset, uint64_t length);
 
 /*
- * Receive the next part, of at most `most` bytes, into one piece of memory, which is taken here. So room_for() them
- * must be at most MEMORY_PIECE. If the bytes pause for LANE_MOMENT_MS, the part is shorter, and ends at a page. Returns
- * 0, -ENODATA if the client has ended the stream, -ECANCELED, -ENOMEM, or the -errno of the socket. After an error the
- * part has no memory, and its bytes are lost.
+ * Receive the next part, of at most `most` bytes, into one piece of memory, which this function takes. So room_for()
+ * these bytes must be at most MEMORY_PIECE. If the bytes pause for LANE_MOMENT_MS, the part is shorter, and ends at a
+ * page. Returns 0, -ENODATA if the client has ended the stream, -ECANCELED, -ENOMEM, or the -errno of the socket. After
+ * an error the part has no memory, and its bytes are lost.
  *
  * If the body is in chunks, its last part may be empty and without memory, and -EILSEQ means that its framing is
  * refused.
@@ -66,10 +66,10 @@ static inline uint64_t *body_unread(struct body *body) {
     return body->is_encoded ? &body->encoded : &body->left;
 }
 
-/* Drop the staged bytes of a body in chunks, which have no framing any more. */
+/* Drop the staged bytes of a body in chunks, whose framing was removed. */
 void body_drop_staged(struct iou_lane *lane, struct body *body);
 
-/* Take the memory of a received part. Then go on to the next part by body_advance(). */
+/* Take the memory of a received part. Call body_advance() before the next part. */
 struct memory *body_take_memory(struct body *body);
 void body_advance(struct body *body);
 
@@ -93,7 +93,7 @@ ssize_t body_stage(struct iou_lane *lane, struct body *body, int ms);
 /* Remove the framing of bytes that were staged before the body began. Returns 0 or -EILSEQ. */
 int body_unframe(struct iou_lane *lane, struct body *body);
 
-/* For a body in chunks: fill the staging, or receive the end. Returns false with *error as socket_gather() has it. */
+/* For a body in chunks: fill the staging, or receive the end. Returns false and sets *error as socket_gather() does. */
 bool body_gather_chunks(struct iou_lane *lane, struct body *body, int *error);
 
 /* For a body in chunks: receive more bytes of the part. The part gets shorter if the body ends. Returns -EAGAIN if the

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A body in chunks (RFC 9112 7.1). The framing is removed in the staging as soon as bytes have come, so that what is
- * staged is data, as of other bodies. The length of the body is known when its end has come.
+ * A body in chunks (RFC 9112 7.1). The framing is removed in the staging as soon as bytes have arrived, so that staged
+ * bytes are data, as with other bodies. The length of the body is known only when its end has arrived.
  */
 
 #include <errno.h>
@@ -13,8 +13,8 @@
 #include "lane/body.h"
 #include "lane/lane.h"
 
-/* Data of a chunk that is so long goes to the memory of a part without a copy. Of shorter ones, many come in one call.
- */
+/* The data of a chunk of this length is received directly into the memory of a part. Of shorter chunks, one call
+   receives many. */
 #define LONG_CHUNK LANE_STAGING
 
 void body_begin_chunked(struct body *body) {
@@ -24,7 +24,8 @@ void body_begin_chunked(struct body *body) {
     *body_unread(body) = INT64_MAX - body->next;
 }
 
-/* Remove the framing behind so many staged bytes of data. Bytes behind the end of the body stay. */
+/* Remove the framing of the staged bytes, except the first `data`, which have none. Bytes behind the end of the body
+   stay. */
 static int unframe(struct iou_lane *lane, struct body *body, uint32_t data) {
     char *raw = staged_bytes(&lane->staging) + data;
     uint64_t taken, length = staged(&lane->staging) - data;
@@ -58,7 +59,7 @@ void body_drop_staged(struct iou_lane *lane, struct body *body) {
     lane->staging.start += (uint32_t)min_u64(*body_unread(body), staged(&lane->staging));
 }
 
-/* Receive further bytes for at most so many ms. -EAGAIN: none came. */
+/* Receive further bytes within `ms`. -EAGAIN: none have arrived. */
 static int stage_chunked(struct iou_lane *lane, struct body *body, int ms) {
     uint64_t since = work_wait(IOU_WAIT_PEER);
     ssize_t count = body_stage(lane, body, ms);

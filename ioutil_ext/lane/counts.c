@@ -18,7 +18,7 @@
 /* With so many ranges, the owner is notified to fetch them. */
 #define MANY_RANGES 8192u
 
-/* A task that waits for the owner looks again after so long: it may have fetched some in between. */
+/* A task that waits for the owner checks at this interval whether the owner has fetched ranges. */
 #define LOOK_NS UINT64_C(100000000)
 
 #define SLOW_NS (IOU_SLOW_SECONDS * UINT64_C(1000000000))

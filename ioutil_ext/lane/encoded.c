@@ -2,13 +2,13 @@
 
 /*
  * A body that is one frame of zstd. It is decoded from the staging into the memory of a part, by the leader. As with
- * other bodies, a client that does not send holds no memory of parts. The memory of the decoder is apart
- * (content/windows.c), and stays until the frame ends; if the client lets it wait while others need it, the request
- * ends (-ENOBUFS).
+ * other bodies, a client that does not send holds no memory of parts. The memory of the decoder is separate
+ * (content/windows.c), and is held until the frame ends. If the decoder waits for the client while others need its
+ * memory, the request ends (-ENOBUFS).
  *
- * One thing differs: the last bytes of the content wait for the end of the frame, so that no frame that turns out to be
- * bad was answered with success. If that end does not come in a moment, they are kept in a page, the tail, and what is
- * before them is written.
+ * One thing differs: the last bytes of the content are written only after the end of the frame, so that an invalid
+ * frame never gets an answer of success. If the end does not arrive within a moment, these bytes are kept in a page,
+ * the tail, and the bytes before them are written.
  */
 
 #include <errno.h>
@@ -52,8 +52,7 @@ static void take_encoded(struct iou_lane *lane, struct body *body, uint64_t coun
     body->encoded -= count;
 }
 
-/* Receive further bytes for at most so many ms. -EAGAIN: none came; -ENOBUFS: another one needs the decoder's memory.
- */
+/* Receive further bytes within `ms`. -EAGAIN: none have arrived; -ENOBUFS: another decoder needs the memory. */
 static int stage_encoded(struct iou_lane *lane, struct body *body, int ms) {
     uint64_t since = work_wait(IOU_WAIT_PEER);
     iou_zstd_rest(body->decoder);
@@ -62,18 +61,19 @@ static int stage_encoded(struct iou_lane *lane, struct body *body, int ms) {
     work_go_on(IOU_WAIT_PEER, since);
     if (count == 0 || (count < 0 && count != -ETIMEDOUT && count != -EAGAIN))
         return count ? (int)count : -ENODATA;
-    if (iou_zstd_is_wanted(body->decoder)) /* also if bytes have come: the other one waits for it */
+    if (iou_zstd_is_wanted(body->decoder)) /* also if bytes have arrived: the other decoder waits */
         return -ENOBUFS;
     return count > 0 ? 0 : -EAGAIN;
 }
 
-/* Whether fewer bytes are staged, and not all that are left: of a body in chunks, these become fewer at its end. */
+/* Whether fewer than `least` bytes are staged although more are left. For a body in chunks, the number left drops when
+   its end arrives. */
 static bool lacks_encoded(const struct iou_lane *lane, const struct body *body, uint64_t least) {
     return encoded_staged(lane, body) < min_u64(least, body->encoded);
 }
 
-/* Wait until so many bytes are staged, or all that are left. Since then no content was made: bytes that make none are
-   no progress. */
+/* Wait until `least` bytes are staged, or all that are left. No content was made from `since` on: bytes without content
+   are no progress. */
 static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
     while (lacks_encoded(lane, body, least)) {
         int error = stage_encoded(lane, body, (int)LANE_MOMENT_MS);
@@ -86,8 +86,8 @@ static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least
 }
 
 /*
- * The same for what a part needs: something, or, of a slow body, as much as the staging holds. What has come is decoded
- * before it is too late: only then it is known whether it makes content.
+ * Do the same for a part, which needs one byte, or, of a slow body, as many as the staging holds. After the timeout,
+ * staged bytes are decoded first, because only that shows whether they make content.
  */
 static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t since) {
     uint64_t began = now_ns();
@@ -96,7 +96,7 @@ static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t si
     return error == -ETIMEDOUT && encoded_staged(lane, body) ? 0 : error;
 }
 
-/* Get the memory for the decoder. *since: later by the wait, which is not the client's. */
+/* Get the memory for the decoder. Adds the wait to *since, because the client did not cause it. */
 static int get_window(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t asked = now_ns();
     int error = lane_get_window(lane, body->decoder);
@@ -131,12 +131,12 @@ static int begin_frame(struct iou_lane *lane, struct body *body, uint64_t *since
     return error ? error : get_window(lane, body, since);
 }
 
-/* Whether the body may have ended, and the chunk that says so has not come. */
+/* Whether the body may have ended, but the last chunk has not arrived. */
 static bool awaits_last_chunk(const struct iou_lane *lane, const struct body *body) {
     return body->is_chunked && !body->chunks.ended && !encoded_staged(lane, body);
 }
 
-/* Decode what is staged into room bytes. */
+/* Decode staged bytes into `room` bytes of memory. */
 static int decode(struct iou_lane *lane, struct body *body, char *place, uint64_t room, iou_zstd_step *step) {
     const char *data = staged_bytes(&lane->staging);
     int error = iou_zstd_decode(body->decoder, data, encoded_staged(lane, body), place, room, step);
@@ -175,7 +175,7 @@ static int fill_part(struct iou_lane *lane, struct body *body) {
     }
 }
 
-/* Keep the last bytes of the content: those behind the last whole page that ends before. */
+/* Keep the last bytes of the content as the tail: those from the last page boundary before the end on. */
 static int keep_tail(struct body *body) {
     uint64_t end = max_u64(round_down(body->next + body->got - 1, PAGE_UNIT), body->next), start = end - body->next;
     body->tail = malloc(PAGE_UNIT);

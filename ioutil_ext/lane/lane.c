@@ -39,7 +39,7 @@ static void *lane_main(void *argument) {
         lane_renew(lane);
     lane->state.active = false;
     pthread_mutex_lock(&lane->tasks.lock);
-    lane->tasks.over = true; /* the number of the descriptor may be another one's after close() */
+    lane->tasks.over = true; /* after close(), another descriptor may have its number */
     pthread_mutex_unlock(&lane->tasks.lock);
     socket_restore(lane);
     close(lane->socket.fd);

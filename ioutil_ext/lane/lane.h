@@ -82,8 +82,8 @@ void work_destroy(struct lane_work *work);
 /* Note that a request begins, whose head arrived at `began`. `what` has its kind, flags, offset and length. */
 void work_begin(struct lane_work *work, uint64_t began, const iou_record *what);
 
-/* Note that the request ends, and record it if it took as long as recorded requests take. `result` has the same fields
-   as `what`, and the result. */
+/* Note that the request ends, and record it if it took at least records_least(). `result` has the same fields as
+   `what`, and the result. */
 void work_record(struct iou_lane *lane, struct lane_work *work, iou_record result);
 
 /* End the request, if one runs, because its connection ends. */
@@ -108,7 +108,7 @@ struct task;
 /* A kind of lane: the functions that differ between the protocols. */
 struct lane_kind {
     const char *thread_name;
-    /* Requests that have begun go on after the ticket has expired, and after iou_lane_refuse(). */
+    /* Requests that have begun continue after the ticket has expired, and after iou_lane_refuse(). */
     bool finishes;
     /* Read requests and do them. Return true when another task leads, or false when there are no more requests. */
     bool (*lead)(struct task *task);
@@ -152,7 +152,7 @@ void tasks_interrupted(struct iou_lane *lane);
 /* Free the tasks, and the loop if it was made. Call this when the lane has ended, or was not started. */
 void tasks_free(struct iou_lane *lane);
 
-/* Make another task the leader, which goes on when this one sleeps. Returns false if there is no other task. */
+/* Make another task the leader, which continues when this one sleeps. Returns false if there is no other task. */
 bool task_hand_over(struct task *task);
 
 /* Sleep until lane_changed(), an event that concerns all tasks, or the time `until`. */

@@ -45,7 +45,7 @@ void records_free(struct records *records);
 /* Add a record, without waiting. If there is no room, the record is lost and counted. */
 void records_add(struct records *records, const iou_record *record);
 
-/* Return the ns from which on a request is recorded. */
+/* Return the duration in ns from which on a request is recorded. */
 uint64_t records_least(const struct records *records);
 
 #endif

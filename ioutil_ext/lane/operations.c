@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The operations of a lane. A task runs an operation itself if that does not keep the thread, which all tasks share:
- * direct I/O is asynchronous, and memory is only copied. Others go to a worker of the engine, and so does one of its
- * own that has to wait for the storage of the journal of durable ranges.
+ * The operations of a lane. A task runs an operation itself if that does not block the thread, which all tasks share:
+ * direct I/O is asynchronous, and files in memory are only copied. Other operations go to a worker of the engine, also
+ * those that have to wait for the storage of the journal of durable ranges.
  */
 
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@ void operation_begin(struct iou_lane *lane, struct op *op) {
     op->control = lane->control;
     op->buffer_size = op->buffer_size ? op->buffer_size : op->length;
     op->most = operation_only_copies(lane) ? COPIED : 0;
-    int error = op_check(op); /* finds nothing: the request was checked before */
+    int error = op_check(op); /* always 0: the request was checked before */
     if (!error)
         error = op_claim(op);
     op->result.error = error == -EAGAIN ? 0 : -error;
@@ -51,8 +51,9 @@ void operation_begin(struct iou_lane *lane, struct op *op) {
 /* Shorter operations neither wait for their device nor count: storage needs many of them at a time. */
 #define SHORT (64 * KIB)
 
-/* Whether the limit of the device is for this operation. An operation longer than a piece runs alone, and one with FUA
-   takes as long as a flush: the duration of neither says how busy the device is. A remote image has no device here. */
+/* Whether the limit of the device applies to this operation. An operation longer than a piece runs alone, and one with
+   FUA takes as long as a flush, so their durations do not show how busy the device is. A remote image has no device
+   here. */
 static bool is_limited(const struct iou_lane *lane, const struct op *op) {
     return (op->kind == IOU_READ || op->kind == IOU_WRITE) && op->length > SHORT && op->length <= MEMORY_PIECE &&
            !(op->flags & IOU_FUA) && !op->handle->ops->remote && !operation_only_copies(lane);
@@ -62,16 +63,19 @@ bool operation_only_copies(const struct iou_lane *lane) {
     return lane->handle->image->in_memory;
 }
 
-/* Whether the thread of the lane runs the operation. A direct read takes processor time for each byte, and the thread
-   has the bytes before it to send: longer reads of a stream go to workers. Beside reads by the thread: nbdcopy of a
-   file on disk 1.22, GET of 64 MiB with TLS 1.23. Writes are 1.09 by the thread, copies out of memory 1.1 to 1.7. */
+/*
+ * Whether the thread of the lane runs the operation. A direct read takes processor time for each byte, while the thread
+ * has earlier bytes to send. So longer reads of a stream go to workers. Their rate relative to reads by the thread:
+ * nbdcopy of a file on disk 1.22, GET of 64 MiB with TLS 1.23. The rate of the thread relative to workers: writes 1.09,
+ * copies out of memory 1.1 to 1.7.
+ */
 static bool is_prompt(const struct iou_lane *lane, const struct op *op) {
     bool streams = op->kind == IOU_READ && op->length > SHORT && !op->alone;
     return (!streams || op->handle->ops->remote || operation_only_copies(lane)) && op->handle->ops->is_prompt(op);
 }
 
-/* Run the operation for a turn, or to its end. True: it has ended. One that is alone keeps the thread, so the answers
-   before it, to requests that came with it, go first. */
+/* Run the operation for a turn, or to its end. True: it has ended. An operation that is alone blocks the thread, so the
+   answers to earlier requests are sent first. */
 static bool run_operation(struct iou_lane *lane, struct op *op) {
     if (op->alone)
         lane_flush(lane);

@@ -16,7 +16,7 @@ void operation_begin(struct iou_lane *lane, struct op *op);
 /* Run an operation to its end. Begin it before, if it has not begun. Returns 0 or its errno. */
 int operation_run(struct task *task, struct op *op);
 
-/* Return whether storage only copies. Then shorter pieces let the peer go on sooner. */
+/* Return whether storage only copies. Then shorter pieces let the peer continue sooner. */
 bool operation_only_copies(const struct iou_lane *lane);
 
 #endif

@@ -2,7 +2,7 @@
 
 /*
  * The leader's use of a lane's socket: receiving. It waits for the peer at most for the lane's timeout, except for the
- * next request, which may take for ever.
+ * next request, for which it waits without a limit.
  */
 
 #define _GNU_SOURCE
@@ -20,7 +20,7 @@
    net/watchdog.py has the same rate. */
 #define MIN_BODY_RATE 2
 
-/* Most receives after the lane refuses requests: a client may go on sending for ever. */
+/* Most receives after the lane refuses requests, because a client may send without end. */
 #define MAX_REFUSED 256u
 
 void socket_init(struct iou_lane *lane) {
@@ -55,7 +55,7 @@ static ssize_t receive_plain(struct iou_lane *lane, char *memory, size_t size) {
 }
 
 /* Receive bytes that have arrived. After a call that has emptied the socket, the next one is made when the socket is
-   readable. Only a lane that ends asks again at once. */
+   readable. Only a lane that ends receives again at once. */
 static ssize_t receive_now(struct iou_lane *lane, char *memory, size_t size) {
     if (lane->socket.emptied && !lane->state.refusing) {
         lane->socket.emptied = false;
@@ -76,8 +76,8 @@ static uint64_t in_ms(int ms) {
     return ms == -1 ? FOR_EVER : now_ns() + (uint64_t)ms * 1000000;
 }
 
-/* Wait until the socket is readable or the state of the lane has changed. False: neither happened for so many ms; -1:
-   no limit. */
+/* Wait until the socket is readable or the state of the lane has changed. False: neither happened within `ms`; -1: no
+   limit. */
 static bool await_input(struct iou_lane *lane, int ms) {
     uint64_t until = in_ms(ms);
     short events = fiber_await(lane->socket.fd, POLLIN, until);

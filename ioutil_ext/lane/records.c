@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A record of each request, for the log. All lanes write to one ring, and the owner reads it. Writers
- * and reader do not wait for each other: a record that finds no room is lost, and counted.
+ * A record of each request, for the log. All lanes write to one ring, and the owner reads it. Writers and reader do not
+ * wait for each other: a record without room is lost, and counted.
  *
- * Records are numbered. Record n goes to slot n modulo the size. The slot's turn says what may be done with it. 2 r:
- * the record of round r may be written; 2 r + 1: it was written and may be read. A writer takes a number only if the
- * slot may be written.
+ * Records are numbered. Record n goes to slot n modulo the size. The slot's turn is its state. 2 r: the record of round
+ * r may be written; 2 r + 1: it was written and may be read. A writer takes a number only if the slot may be written.
  */
 
 #include <errno.h>

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The use of a lane's socket by all tasks: sending. A send waits at most for the lane's timeout without
- * progress of the peer. receive.c has the functions for the leader only.
+ * The use of a lane's socket by all tasks: sending. A send waits at most for the lane's timeout without progress of the
+ * peer. receive.c has the functions for the leader only.
  *
- * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns,
- * each behind what is in the outbox: a stream of long messages, whose turns follow each other, does not keep short ones
- * back.
+ * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns.
+ * Each turn sends the outbox first, so a stream of long messages does not delay short ones.
  */
 
 #define _GNU_SOURCE
@@ -69,7 +68,7 @@ static int64_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned cou
     return sent;
 }
 
-/* Whether the peer has taken so little since then that it pauses. */
+/* Whether the peer has read so little since then that it pauses. */
 static bool takes_little(uint64_t since, uint64_t taken) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms >= LANE_PAUSE_MS && taken / LANE_PAUSE_BYTES < ms / LANE_PAUSE_MS;
@@ -174,7 +173,7 @@ static int send_outbox(struct iou_lane *lane, bool until_pause) {
     return error;
 }
 
-/* Send the outbox as a fiber of its own, which has the turn. The next lane_flush() looks at its error. */
+/* Send the outbox as a fiber of its own, which has the turn. The next lane_flush() handles its error. */
 static void flush(struct fiber *fiber) {
     struct iou_lane *lane = container_of(fiber, struct iou_lane, socket.flusher);
     lane->socket.flush_error = send_outbox(lane, false);
@@ -196,7 +195,7 @@ static int flush_outbox(struct iou_lane *lane) {
     if (lane->socket.flush_error)
         return lane->socket.flush_error;
     if (outbox->start == outbox->end || lane->socket.sender || lane->state.broken)
-        return 0; /* who has the turn next sends it first */
+        return 0; /* the next task with the turn sends it first */
     struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
     int64_t sent = send_now(lane, &part, 1);
     if (sent < 0 && sent != -EAGAIN && sent != -EINTR)
@@ -241,7 +240,7 @@ static bool put_in_outbox(struct iou_lane *lane, const struct iovec *parts, unsi
     return true;
 }
 
-/* Send parts in a turn. The first ones of it go behind the outbox. Returns how many bytes were sent. */
+/* Send parts in a turn, which begins with the outbox. Returns how many bytes were sent. */
 static uint64_t send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause) {
     uint64_t sent = 0;
     socket_take_turn(lane);

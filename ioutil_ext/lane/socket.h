@@ -24,8 +24,8 @@
 #define LANE_PAUSE_MS 250u
 #define LANE_PAUSE_BYTES MIB
 
-/* The outbox has copies of the short messages of a round, which go to the socket in one call. A longer message is sent
-   without a copy, because a copy of 16 KiB takes as long as a call. */
+/* The outbox contains copies of the short messages of a round, which go to the socket in one call. A longer message is
+   sent without a copy, because a copy of 16 KiB takes as long as a call. */
 #define LANE_OUTBOX (64 * KIB)
 #define LANE_SHORT (16 * KIB)
 
@@ -120,20 +120,21 @@ ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
 enum socket_patience { SOCKET_MOMENT, SOCKET_LONG };
 
 /*
- * Receive `length` bytes of a payload, or as many as come in time. If `memory` is NULL, they are discarded. Returns how
- * many came. If these are fewer, *error has an errno of socket_stage(), or after the wait -EAGAIN, or -ETIMEDOUT with
- * SOCKET_LONG.
+ * Receive `length` bytes of a payload, or as many as arrive in time. If `memory` is NULL, they are discarded. Returns
+ * how many arrived. If these are fewer, *error has an errno of socket_stage(), or after the wait -EAGAIN, or -ETIMEDOUT
+ * with SOCKET_LONG.
  */
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
                         int *error);
 
-/* Return whether bytes have come at less than the least rate since a time, for longer than the timeout. */
+/* Return whether `bytes` in the time from `since` on are too few: the time is longer than the timeout, and their rate
+   is below the minimum. */
 bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes);
 
 /* Put bytes that were just received into the staging, which is empty. The next receive gets them again. */
 void socket_put_back(struct iou_lane *lane, const char *memory, size_t size);
 
-/* Receive until at least `least` bytes of a payload are staged. Returns false if they do not come, with *error as
+/* Receive until at least `least` bytes of a payload are staged. Returns false if they do not arrive, with *error as
    above. */
 bool socket_gather(struct iou_lane *lane, uint32_t least, int *error);
 

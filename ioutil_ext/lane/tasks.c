@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The tasks of a lane. One task, the leader, reads a request. Before it does the request, it makes
- * another task the leader. So the lane takes all requests that have arrived, and begins them, before it waits: their
- * I/O goes to storage in one batch, and their answers to the socket in one call (socket.c). Nothing of a lane is shared
- * between threads, but what its owner looks at.
+ * The tasks of a lane. One task, the leader, reads a request. Before it does the request, it makes another task the
+ * leader. So the lane takes all requests that have arrived, and begins them, before it waits: their I/O goes to storage
+ * in one batch, and their answers to the socket in one call (socket.c). Threads share nothing of a lane except the
+ * state that its owner reads.
  */
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 /* Most tasks of a lane, so most requests at a time; others wait in the socket. nbdcopy sends 64, qemu 16. */
 #define MAX_TASKS LOOP_FIBERS
 
-/* An idle task ends after so long: its stack takes 8 to 16 KiB. */
+/* An idle task ends after this time, because its stack takes 8 to 16 KiB. */
 #define IDLE_NS UINT64_C(2000000000)
 
 static void task_main(struct fiber *fiber);
@@ -29,7 +29,8 @@ static bool may_have_task(const struct iou_lane *lane) {
     return lane->tasks.count == 0 || (lane->tasks.count < MAX_TASKS && pool_may_have_task(&lane->memory));
 }
 
-/* Count the tasks of a lane, and for all lanes and the ticket all but the first one of each lane. */
+/* Count a new task for the lane. For all lanes and for the ticket, only further tasks of a lane count, not its first
+   one. */
 static void count_task(struct iou_lane *lane) {
     if (lane->tasks.count++)
         pool_add_task(&lane->memory);
@@ -71,7 +72,7 @@ static struct task *add_task(struct iou_lane *lane) {
     return task;
 }
 
-/* The last task records the request of all. */
+/* The last task records the request that all tasks share. */
 static void end_task(struct task *task) {
     struct iou_lane *lane = task->lane;
     uncount_task(lane);
@@ -83,7 +84,7 @@ static void end_task(struct task *task) {
     pthread_mutex_unlock(&lane->tasks.lock);
 }
 
-/* ---- who leads -------------------------------------------------------------------------------------------------- */
+/* ---- the leader ------------------------------------------------------------------------------------------------- */
 
 /* Take the task that became idle last, so that the others can end, and wake it. */
 static struct task *take_idle(struct iou_lane *lane) {

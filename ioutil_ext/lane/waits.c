@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The waits of a lane for what others use, too. They end if the client is gone, the ticket has expired, or the timeout
- * has passed.
+ * The waits of a lane for shared resources. They end if the client is gone, the ticket has expired, or the timeout has
+ * passed.
  */
 
 #include <errno.h>
@@ -18,12 +18,14 @@
 #define MEMORY_LOOK_NS UINT64_C(1000000000)
 
 /*
- * A request waits for the memory of a decoder for so long. Decoders that have bytes of a fast link end frames of a MiB
- * within some ms, and those that rest are ended after 250 ms. Who waits longer is better off without compression.
+ * The longest wait of a request for the memory of a decoder. Decoders with the bytes of a fast link end frames of a MiB
+ * within some ms, and those that rest are ended after 250 ms. A client that would wait longer is better off without
+ * compression.
  */
 #define WINDOW_MS 2000u
 
-/* One that waits for the limit on the rate checks at this interval, and whether its tenant's rate is another one. */
+/* A request that waits for the rate limit does the same at this interval, and checks whether its tenant's rate has
+   changed. */
 #define RATE_LOOK_NS UINT64_C(250000000)
 
 #define PIECES_PER_SECOND 8
@@ -100,7 +102,7 @@ uint64_t lane_rate_piece(const struct iou_lane *lane) {
 
 /*
  * Only the leader of a lane waits, before it has memory: the peer's bytes stay in its socket, which TCP slows down. The
- * wait is not one for the peer, so that no timeout counts it.
+ * lane does not wait for the peer, so no timeout includes this wait.
  */
 static int await_rate(struct iou_lane *lane, const iou_due *due) {
     for (;;) {

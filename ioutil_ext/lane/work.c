@@ -2,8 +2,8 @@
 
 /*
  * Where the time of a request goes. Each wait of a task that works for a request is added when it ends, without the
- * time that is told already: of waits at the same time, the first one to end counts. So the waits of a request are
- * together not longer than the request, however many tasks work for it.
+ * time that was added already: of simultaneous waits, the first one to end counts. So the sum of the waits is not
+ * longer than the request, however many tasks work for it.
  */
 
 #include "base/clock.h"
