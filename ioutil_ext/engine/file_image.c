@@ -12,7 +12,7 @@ static int run_stat(struct op *op) {
     if (!error)
         look_at_content(op->handle);
     if (!error && op->flags & IOU_SPACE && sys_space(op->handle->fd, &op->result.size) < 0)
-        op->result.size = UINT64_MAX; /* a hint is not worth a failure */
+        op->result.size = UINT64_MAX; /* only a hint: no failure without it */
     return error;
 }
 

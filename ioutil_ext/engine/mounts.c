@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The devices of paths, from /proc/self/mountinfo (proc(5)), without access to these. A symbolic link is not
+ * The devices of paths, from /proc/self/mountinfo (proc(5)), without access to the paths. A symbolic link is not
  * followed, because that may block: its open counts for the file system that has the link.
  */
 

@@ -78,8 +78,8 @@ void op_unclaim(struct op *op) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-/* Flush, and note for the record of durable ranges what the flush covers: all, or the operation's range. If it fails
-   alone, a later one covers that. */
+/* Flush, and note in the record of durable ranges which changes the flush covers: all, or those of the operation's
+   range. If only this flush fails, a later one covers them. */
 static int flush_recorded(struct op *op) {
     iou_durable *record = op->handle->durable;
     iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
@@ -103,8 +103,9 @@ static int run_kind(struct op *op) {
 }
 
 /*
- * Take the range of a change out of what is durable at its start, and change the image's generation. end_running()
- * changes the generation again. If the journal has the range, a thread that others need leaves all of this to a worker.
+ * At the start of a change, remove its range from the durable ranges, and change the image's generation. end_running()
+ * changes the generation again. If the journal contains the range, a thread that others need leaves the whole change to
+ * a worker.
  */
 static int begin_change(struct op *op) {
     struct image *image = op->handle->image;
@@ -121,8 +122,7 @@ static int begin_change(struct op *op) {
     return 0;
 }
 
-/* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. error:
-   of the change. */
+/* Put a change with FUA on stable storage, and add its range to the record of durable ranges. error: of the change. */
 static int end_change(struct op *op, int error) {
     bool fua = op->flags & IOU_FUA;
     if (!error && fua)
@@ -134,7 +134,7 @@ static int end_change(struct op *op, int error) {
     return error;
 }
 
-/* Whether the operation has made something durable, and the journal is to be written. */
+/* Whether the operation is a flush or has FUA, and the journal is due. */
 static bool has_journal(const struct op *op) {
     bool flushes = op->kind == IOU_FLUSH || (changes_data(op->kind) && op->flags & IOU_FUA);
     return flushes && iou_durable_is_due(op->handle->durable);
@@ -154,7 +154,7 @@ static bool is_op_whole(const struct op *op) {
     return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
 }
 
-/* Run all of an operation but the journal. False: it has not ended. */
+/* Run an operation, except for the write of the journal. False: it has not ended. */
 static bool run_but_journal(struct op *op, int *error) {
     if (changes_data(op->kind) && !op->changes)
         *error = begin_change(op);

@@ -32,7 +32,7 @@ static bool is_own(const struct op *op) {
 
 void worker_finish(struct op *op) {
     struct iou_queue *queue = op->queue;
-    if (op->sleeps) { /* its handle is held by who sleeps */
+    if (op->sleeps) { /* the caller that sleeps holds its handle */
         waiter_wake(&op->waiter);
         return;
     }
@@ -237,7 +237,7 @@ int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
     op->submitted_at = op->submitted_at ? op->submitted_at : now_ns();
     pthread_mutex_lock(&engine->lock);
     int error = engine->stopping && !is_own(op) ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
-    if (!error && op->sleeps && op_canceled(op)) /* by another thread, whose iou_cancel_queued() may be over */
+    if (!error && op->sleeps && op_canceled(op)) /* by another thread, whose iou_cancel_queued() may have missed it */
         error = -ECANCELED;
     if (!error)
         error = schedule_add(engine, op, device, on_admitted);
