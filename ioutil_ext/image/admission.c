@@ -7,8 +7,8 @@
  * while the range overlaps an earlier claim. In the engine, a claim that waits does not occupy a thread.
  *
  * Claims are in one array, in order of arrival. Each counts the earlier claims that it overlaps. When one of these is
- * removed, the later claims that overlap it count down. A claim also waits for earlier ones that wait, so none is
- * overtaken for ever. A claim waits for earlier ones only, so there is no deadlock.
+ * removed, the later claims that overlap it count down. A claim also waits for earlier claims that wait, so none
+ * starves. A claim waits for earlier ones only, so there is no deadlock.
  *
  * The ranges are next to each other in memory, because each new claim is compared with all; inside of the claims they
  * would be on the stacks of as many fibers. To take and release a claim takes 18 ns without another claim, 26 ns with
@@ -209,7 +209,7 @@ void claim_wake(struct claim *claim) {
     waiter_wake(&container_of(claim, struct op, claim)->waiter);
 }
 
-/* Its wake-up may be on the way, and has to come before the operation is gone. */
+/* Its wake-up may be under way, and must arrive before the operation is freed. */
 static bool give_up_waiting(struct op *op) {
     struct claim *freed = NULL;
     if (!claim_withdraw(&op->handle->image->claims, &op->claim, &freed)) {

@@ -10,8 +10,8 @@
 #include "image/io.h"
 
 /*
- * Most bytes of an operation on a file in memory that a fiber runs itself. Its pieces are shorter; holes that are cut
- * into 64 MiB, and a search for data, take longer.
+ * Most bytes of an operation on a file in memory that a fiber runs itself. Pieces are shorter. To punch holes into 64
+ * MiB, or to search them for data, takes longer.
  */
 #define PROMPT (2 * MIB)
 
@@ -30,7 +30,7 @@ bool io_is_prompt(const struct op *op) {
            (op->kind == IOU_READ || op->offset + op->length <= handle->image->size) && is_asynchronous(handle);
 }
 
-/* The calls of an operation that is alone keep the thread: one system call, where an asynchronous one takes four. */
+/* The calls of an operation that is alone block the thread: each is one system call, an asynchronous one takes four. */
 static bool is_begun(const struct op *op) {
     return !op->alone && is_asynchronous(op->handle);
 }

@@ -60,7 +60,8 @@ void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
 /* Above the numbers of the kernel, and below those of nbd_client/. */
 #define SEVERAL (UINT64_C(1) << 62)
 
-/* Sums of what this returns differ where those of numbers do not: partitions of a disk have numbers in a row. */
+/* Hash a device number. Sums of hashes differ where sums of numbers do not, because partitions of a disk have
+   consecutive numbers. */
 static uint64_t scatter(uint64_t number) {
     number *= UINT64_C(0x9e3779b97f4a7c15); /* 2^64 by the golden ratio */
     return (number ^ number >> 32) * UINT64_C(0x9e3779b97f4a7c15);

@@ -2,10 +2,11 @@
 
 /*
  * Locks against other programs. qemu's convention for images (docs/devel and block/file-posix of qemu describe it; the
- * tests compare it with qemu's programs): whoever uses an image has shared locks of single bytes that say what it does,
- * and what it does not let others do. Nobody locks exclusively: a program takes its locks, then looks for those of
- * others that contradict. The locks belong to an open file description (fcntl(2), F_OFD_SETLK), so they need one for
- * all handles of an image. With it a block device is opened exclusively, which mounts and device mapper respect.
+ * tests compare it with qemu's programs): each program that uses an image holds shared locks of single bytes, which
+ * stand for the uses that it makes, and for those that it denies to others. No lock is exclusive: a program takes its
+ * locks, then looks for conflicting locks of others. The locks belong to an open file description (fcntl(2),
+ * F_OFD_SETLK), so all handles of an image share one. With it, a block device is also opened exclusively, which mounts
+ * and device mapper respect.
  */
 
 #define _GNU_SOURCE
@@ -19,7 +20,7 @@
 /* What a program does with an image: bits, whose numbers are added to the two bases. */
 enum { READS = 1 << 0, WRITES = 1 << 1, RESIZES = 1 << 3, USES = 4 };
 #define USED 100   /* the byte of a use that the holder of the lock makes */
-#define DENIED 200 /* the byte of a use that the holder does not let others make */
+#define DENIED 200 /* the byte of a use that the holder denies to others */
 
 static int set_locks(int fd, uint64_t base, unsigned uses) {
     int error = 0;
@@ -38,7 +39,8 @@ static int find_locks(int fd, uint64_t base, unsigned uses) {
     return found;
 }
 
-/* Others may read an image while it is written here, if they put up with changes. A block device keeps its size. */
+/* Other programs may read an image while it is written here, if they tolerate changes. A block device keeps its
+   size. */
 static int lock_descriptor(int fd, bool writes, bool grows) {
     unsigned uses = !writes ? READS : grows ? READS | WRITES | RESIZES : READS | WRITES;
     unsigned denied = WRITES | RESIZES;
@@ -49,7 +51,7 @@ static int lock_descriptor(int fd, bool writes, bool grows) {
         error = find_locks(fd, DENIED, uses);
     if (!error)
         error = find_locks(fd, USED, denied);
-    /* An exclusive lock of a byte (EAGAIN, EACCES) is not qemu's, but one all the same. */
+    /* An exclusive lock of a byte (EAGAIN, EACCES) is not qemu's, but it is a lock. */
     return error == 1 || error == -EAGAIN || error == -EACCES ? -EBUSY : error;
 }
 
@@ -66,7 +68,7 @@ int iou_lock(int fd, uint32_t writes) {
     return is_unsupported(error) ? -ENOLCK : error;
 }
 
-/* For what an image is locked. */
+/* The use for which an image is locked. */
 enum { TO_WRITE_RAW, TO_READ, TO_WRITE_ALONE };
 
 static int wanted_use(const struct op *op) {

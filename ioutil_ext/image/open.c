@@ -89,7 +89,7 @@ static bool ask_dioalign(int fd, struct statx_dioalign *answer) {
     return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, DIOALIGN, answer) == 0 && answer->mask & DIOALIGN;
 }
 
-/* Round up to a power of two; 0 stays 0. An absurd answer of a file system does not become an overflow. */
+/* Round up to a power of two; 0 stays 0. An absurd value from a file system does not overflow. */
 static uint32_t power_of_two(uint32_t value) {
     uint32_t power = 1;
     while (power < value && power < (1u << 30))

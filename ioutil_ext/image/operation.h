@@ -34,7 +34,7 @@ struct image_ops {
     int (*claim)(struct op *op);
 
     /* Return whether a fiber may run the operation. It may if the calls are asynchronous or short, so that they do not
-       keep the thread, or if the lane has nothing else to do. */
+       block the thread, or if the lane has nothing else to do. */
     bool (*is_prompt)(const struct op *op);
 
     /* Do an operation, or a turn of it, by its iou_kind from IOU_STAT on. Return 0 or -errno. */
@@ -72,8 +72,8 @@ struct zeroing {
  */
 #define TURN_NS UINT64_C(100000000)
 
-/* An operation. Its progress has no gaps: a turn goes on at offset + result.done, where the previous turn has stopped.
- */
+/* An operation. Its progress has no gaps: a turn continues at offset + result.done, where the previous turn has
+   stopped. */
 struct op {
     struct link link; /* in a device's queue, the parked list, a completion queue, or the engine's own_thread */
     struct iou_engine *engine;
@@ -87,7 +87,7 @@ struct op {
     uint64_t offset, length;
     void *buffer;
     uint64_t buffer_size;
-    uint64_t tells; /* extents, of lanes: the flags that are wanted, of each bitmap its own; 0: as `flags` says */
+    uint64_t tells; /* extents, of lanes: the flags to report, one for each bitmap; 0: those of `flags` */
     iou_control *control;
     uint64_t submitted_at, started_at; /* started_at is 0 before it has begun */
     uint64_t turn_end;                 /* ns: the end of the turn */
@@ -97,7 +97,7 @@ struct op {
     bool sleeps;                       /* its thread or fiber sleeps until a worker has run it */
     bool abandoned;                    /* the engine was stopped, so it must not run */
     bool changes;                      /* it is counted in image->activity */
-    bool alone;                        /* nothing else of its lane is under way, so it may keep the thread */
+    bool alone;                        /* nothing else of its lane is under way, so it may block the thread */
     bool shares_thread;                /* others need its thread, so it does not wait for the journal of its handle */
     bool needs_worker;                 /* its next step waits for that journal; set only if it shares its thread */
     bool is_done;                      /* only the write of that journal is left */
@@ -114,7 +114,7 @@ static inline int op_fail(struct op *op, iou_syscall call, int error) {
     return error < 0 ? error : -error;
 }
 
-/* Return the offset at which the operation goes on. */
+/* Return the offset at which the operation continues. */
 static inline uint64_t op_position(const struct op *op) {
     return op->offset + op->result.done;
 }

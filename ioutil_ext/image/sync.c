@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Flushing: what was changed is put on stable storage, and a failure is kept. */
+/* Flushing: changes are put on stable storage, and a failure is kept. */
 
 #include "base/syscalls.h"
 #include "image/io.h"
@@ -24,9 +24,9 @@ int io_check_flushes(struct op *op) {
 }
 
 /*
- * The kernel tells a failure once for each open file: of two calls at a time the second one could succeed before the
- * first one has noted the error. So there is one at a time, and those who come while it runs share the next one. Looks
- * before and after it, because a call on another handle may have received the error meanwhile.
+ * The kernel reports a failure once for each open file: of two simultaneous calls, the second one could succeed before
+ * the first one has noted the error. So calls run one at a time, and callers that arrive meanwhile share the next call.
+ * Failures are checked before and after it, because a call on another handle may have received the error meanwhile.
  */
 int io_sync(struct op *op) {
     struct syncing *syncing = &op->handle->syncing;

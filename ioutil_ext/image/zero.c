@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The zeroing policy: which method is tried in which order, on files and on devices, and what a fast request may not
- * do; and trimming. README.md has the table and its reasons; the rows below are the table.
+ * The zeroing policy: which method is tried in which order, on files and on devices, and the limits of a fast request;
+ * and trimming. README.md has the table and its reasons; the rows below are the table.
  */
 
 #define _GNU_SOURCE
@@ -78,7 +78,7 @@ static int zero_step(struct zeroing *z, uint64_t offset, uint64_t length) {
     return zero_is_unsupported(error) ? -EIO : error;
 }
 
-/* Go on to the end, or until the turn is over. */
+/* Zero up to the end, or until the turn is over. */
 static int zero_steps(struct zeroing *z, uint64_t end) {
     for (uint64_t start; (start = op_position(z->op)) < end;) {
         if (op_canceled(z->op))
@@ -121,7 +121,8 @@ static int begin_file(struct zeroing *z, uint64_t start, uint64_t end) {
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
-/* Only whole blocks go down the table; what is left at the ends, from head back and from tail on, is written. */
+/* The methods of the table are for whole blocks. The parts of blocks before head_of() and behind tail_of() are
+   written. */
 static uint64_t head_of(const struct op *op) {
     return min_u64(round_up(op->offset, op->handle->block_size), op->offset + op->length);
 }
@@ -131,9 +132,9 @@ static uint64_t tail_of(const struct op *op) {
 }
 
 /*
- * A device may be made of several. If one zeroes its part and the next one refuses, the kernel says of the whole call
- * that it is not supported. So a fast request does one block before all others: a refusal of that has changed nothing,
- * and a later one is a failure.
+ * A device may be made of several. If one zeroes its part and the next one refuses, the kernel reports the whole call
+ * as not supported. So a fast request first zeroes one block: if this is refused, nothing was changed, and a later
+ * refusal is a failure.
  */
 static int first_fast_block(struct zeroing *z, uint64_t start) {
     return zero_step(z, start, z->op->handle->block_size);
@@ -163,7 +164,7 @@ static int begin_zeroing(struct zeroing *z, struct op *op) {
         (file ? FILES : DEVICES) + (op->flags & IOU_ALLOCATE ? KEEP_ALLOCATED : MAY_FREE);
     *z = (struct zeroing){.op = op, .fast_only = op->flags & IOU_FAST_ONLY};
     z->methods = z->fast_only ? methods->fast : methods->all;
-    z->past_eof = true; /* not known yet: the answer must be sure */
+    z->past_eof = true; /* not known yet: refuse only if no method is usable either way */
     if (!has_usable(z))
         return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
     z->past_eof = false;
@@ -186,7 +187,7 @@ int zero_run(struct op *op) {
 
 /* ---- trim ------------------------------------------------------------------------------------------------------- */
 
-/* Punch whole blocks. What cannot be freed is not an error: trimming is a hint, and all of it is done then. */
+/* Punch whole blocks. Blocks that cannot be freed are no error: trimming is a hint, and then counts as done. */
 static int punch_steps(struct zeroing *z, uint64_t end) {
     struct op *op = z->op;
     for (uint64_t start; (start = op_position(op)) < end && zero_is_usable(z, IOU_METHOD_PUNCH_HOLE);) {
@@ -211,7 +212,7 @@ int zero_trim(struct op *op) {
     if (error)
         return error;
     op->zeroing.op = op;
-    if (op->result.done == 0) /* nothing of the first block, if it is there in part */
+    if (op->result.done == 0) /* skip the first block if the range covers only a part of it */
         op_advance(op, min_u64(round_up(op->offset, block) - op->offset, op->length));
     return punch_steps(&op->zeroing, round_down(min_u64(op->offset + op->length, size), block));
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The methods of zeroing, one call at a time: which can be used; what is learnt when one fails; how much the next one
- * is asked, by how long this one took. README.md has what each error means.
+ * The methods of zeroing, one call at a time: which can be used; what is learnt from a failure; the length of the next
+ * call, by the duration of this one. README.md has what each error means.
  */
 
 #define _GNU_SOURCE
@@ -14,13 +14,13 @@
 #include "base/syscalls.h"
 #include "image/io.h"
 
-/* ---- what is known ---------------------------------------------------------------------------------------------- */
+/* ---- which methods are usable ----------------------------------------------------------------------------------- */
 
 /*
- * The kernel drops a device's range from the page cache, dirty pages too, before it learns that the device cannot punch
- * (block/fops.c, blkdev_fallocate): a refusal would change bytes, back to what they were before the last buffered
- * writes. Ours go on while we punch, so with a buffered handle there is no punching; other processes' are written
- * back before. The other calls do the same, but what comes after them writes zeros.
+ * The kernel drops a device's range from the page cache, dirty pages too, before it finds out that the device cannot
+ * punch (block/fops.c, blkdev_fallocate). So a refusal would undo the last buffered writes. Those of this process
+ * continue during the call, so nothing is punched while there is a buffered handle; those of other processes are
+ * written back before. The other calls drop the range, too, but the methods after them write zeros.
  */
 static bool can_punch(const struct image *image) {
     return image->can[CAN_PUNCH_HOLE] && !(image->type == IOU_BLOCK && image->buffered_handles);
@@ -46,16 +46,16 @@ bool zero_is_usable(const struct zeroing *z, iou_method method) {
     }
 }
 
-/* ---- what is learnt of an error --------------------------------------------------------------------------------- */
+/* ---- failures --------------------------------------------------------------------------------------------------- */
 
 bool zero_is_unsupported(int error) {
     return error == -EOPNOTSUPP || error == -ENODEV || error == -ENOSYS || error == -ENOTTY;
 }
 
 /*
- * EREMOTEIO: a SCSI disk that has not the WRITE SAME with UNMAP that it claims to have; but also one that broke down in
- * the middle of it, so a fast request, which has no other method that is sure to zero, must not say that nothing was
- * changed.
+ * EREMOTEIO: a SCSI disk that does not have the WRITE SAME with UNMAP that it claims to have; but also one that has
+ * failed in the middle of the command. So a fast request, which has no other method that is sure to zero, must not
+ * report that nothing was changed.
  */
 bool zero_is_refused(const struct op *op, int error) {
     return error == -EINVAL || error == -EBUSY || (error == -EREMOTEIO && !(op->flags & IOU_FAST_ONLY));
@@ -68,7 +68,8 @@ _Static_assert(IS_LEARNT(CAN_PUNCH_HOLE, IOU_SYS_PUNCH_HOLE) && IS_LEARNT(CAN_ZE
                    IS_LEARNT(IOU_ZEROING_CALLS - 1, IOU_SYS_BLKZEROOUT),
                "capabilities and what is told of them are in the order of the calls");
 
-/* Report a kernel call, learn from its failure, and tell what makes us try another one, once for the image. */
+/* Note the result of a system call, and learn from its failure. Report the errno for which the call is given up, once
+   for each image. */
 static int judge_call(struct op *op, iou_syscall call, int error) {
     struct image *image = op->handle->image;
     int capability = (int)call - (int)IOU_SYS_PUNCH_HOLE;
@@ -84,15 +85,17 @@ static int judge_call(struct op *op, iou_syscall call, int error) {
 
 /* ---- the calls -------------------------------------------------------------------------------------------------- */
 
-/* Write the dirty pages of a range, other processes' too; what a failure has lost fails every later flush. */
+/* Write the dirty pages of a range, also those of other processes. After a failure data is lost, so every later flush
+   fails. */
 static int write_back(struct op *op, uint64_t start, uint64_t end) {
     int error = sys_write_back(op->handle->fd, start, end - start);
     return error < 0 ? io_flush_failed(op, IOU_SYS_SYNC_FILE_RANGE, error) : 0;
 }
 
 /*
- * Punch a device such that a refusal changes nothing (see can_punch): what is dirty is written before, and pages in
- * which the kernel zeroed only a part are read anew after. LARGEST_FOLIO: a page of the cache goes only as a whole.
+ * Punch a device so that a refusal changes nothing (see can_punch): dirty pages are written before. Pages that the
+ * kernel has zeroed in part are dropped after a refusal, so that they are read again. LARGEST_FOLIO: a folio of the
+ * cache is dropped only as a whole.
  */
 #define LARGEST_FOLIO (2 * MIB)
 
@@ -104,7 +107,7 @@ static int punch_or_change_nothing(struct op *op, uint64_t offset, uint64_t leng
         return error;
     error = sys_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
     if (error < 0)
-        sys_drop_clean(fd, start, end - start); /* as good as it can: the device itself has not changed */
+        sys_drop_clean(fd, start, end - start); /* best effort: the device itself has not changed */
     return judge_call(op, IOU_SYS_PUNCH_HOLE, error);
 }
 
@@ -166,16 +169,16 @@ static int call(struct zeroing *z, iou_method method, uint64_t offset, uint64_t 
     }
 }
 
-/* ---- what is learnt of the time it took ------------------------------------------------------------------------- */
+/* ---- the length of a step --------------------------------------------------------------------------------------- */
 
 /*
- * How much one call is asked to zero. Others wait for it, so it should take half a second at most. Slower than that:
- * shrink in proportion. Grow, by doubling, only when a whole step took less than an eighth of a second, so that the
- * next one is still expected below half of that. For devices never more than 256 MiB: published experience with thin
+ * The length of one call, a step. Others wait for it, so it should take at most half a second. After a slower one,
+ * steps shrink in proportion. They double only after a whole step of less than an eighth of a second, so that the next
+ * one is expected to take less than a quarter. A step on a device has at most 256 MiB: published experience with thin
  * iSCSI (LIO) is lost connections with steps of 1 GiB, because one command takes longer than its timeout of 30 s, and
- * none with 128 MiB; and storage that takes the first gigabytes into a cache and then becomes slow is met by a small
- * one. A file system that does so in an instant only changes its records, and each call waits for its journal: 8 GiB of
- * ext4 take 5.8 ms in steps of 256 MiB, 4.7 of 1 GiB; 512 MiB 1.20 ms in two, 1.16 in one.
+ * none with 128 MiB. Also, if storage becomes slow after it has cached the first gigabytes, its first slow step is a
+ * small one. A file system that zeroes in an instant only changes metadata, and each call waits for its journal: 8 GiB
+ * of ext4 take 5.8 ms in steps of 256 MiB, 4.7 of 1 GiB; 512 MiB 1.20 ms in two, 1.16 in one.
  */
 #define MIN_STEP MIB
 #define MAX_STEP (256 * MIB)
@@ -220,7 +223,7 @@ int zero_apply(struct zeroing *z, iou_method method, uint64_t offset, uint64_t l
         return error;
     z->changed = true;
     zero_note_method(op, method);
-    if (method != IOU_METHOD_WRITE) { /* which counts by itself, and is not one call */
+    if (method != IOU_METHOD_WRITE) { /* a write counts its own progress, and is several calls */
         adapt_step(op->handle->image, length, now_ns() - began);
         op_advance(op, length);
     }
