@@ -13,7 +13,7 @@
 #include "base/numbers.h"
 #include "durable/ranges.h"
 
-/* Blocks of a set: half full, they have all of its ranges. */
+/* Most blocks of a set: even half full, they have room for all of its ranges. */
 #define MOST_BLOCKS (2 * IOU_DURABLE_RANGES / BLOCK_RANGES)
 
 /* Blocks of all sets together, but for the first one of each set. 64 MiB: 160 records whose sets are full, or many

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Records of durable ranges: changes, flushes, and what a record tells. durable.h says how the sets follow them. */
+/* Records of durable ranges: changes, flushes, and the state of a record. durable.h describes how the sets follow
+   them. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -48,7 +49,7 @@ void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, 
 
 /* ---- flushes ---------------------------------------------------------------------------------------------------- */
 
-/* Let a flush cover what was changed before. False: it covers nothing. */
+/* Let a flush cover the ranges that were changed before. False: it covers none. */
 static bool cover(struct iou_durable *record, struct iou_covered *covered, uint64_t offset, uint64_t length) {
     pthread_mutex_lock(&record->lock);
     bool covers = record->flushing < MOST_FLUSHES && !record->closed;
@@ -75,7 +76,7 @@ iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t le
     return covered;
 }
 
-/* End what a flush covers. error as in iou_durable_flushed(). The lock is held. */
+/* End the ranges that a flush covers. error: as in iou_durable_flushed(). The lock is held. */
 static void uncover(struct iou_durable *record, struct iou_covered *covered, int32_t error) {
     record->flushing--;
     link_remove(&covered->link);
@@ -98,7 +99,7 @@ void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t erro
     free(covered);
 }
 
-/* ---- what it tells ---------------------------------------------------------------------------------------------- */
+/* ---- the state of a record -------------------------------------------------------------------------------------- */
 
 uint32_t iou_durable_ranges(iou_durable *record, uint64_t offset, iou_range *ranges, uint32_t max) {
     if (!record)

@@ -22,8 +22,8 @@
  * all of them, so a range that changes during a flush does not become durable by this flush.
  *
  * The journal has the ranges of `durable` without those of `unwritten`, which the next write adds. The lines are
- * written in the order in which the sets change: code that removes ranges from `durable`, and code that writes lines,
- * holds journal_lock. Locks nest in the order journal_lock, lock. Only journal_lock is held over system calls.
+ * written in the order in which the sets change: code that removes ranges from `durable` or writes lines holds
+ * journal_lock. Locks nest in the order journal_lock, lock. Only journal_lock is held over system calls.
  */
 struct iou_durable {
     atomic_uint_fast32_t refs;
@@ -46,9 +46,9 @@ struct iou_durable {
    again. A sync takes 0.7 ms (ext4, virtual disk), and without this interval each flush would wait for one. */
 #define SYNC_INTERVAL UINT64_C(1000000000)
 
-/* The ns that a write of ranges takes of the journal's time, and those that it may take ahead: 32 flushes each write
-   the journal at once, more of them each 10 ms. A worker writes it, and waking one takes 60 us of the flush, which was
-   0.4 of the rate of random writes of 4 KiB to tmpfs with a flush after each 16. */
+/* The ns that a write of ranges costs, and the credit in ns: some 32 flushes may each write the journal at once,
+   further ones every 10 ms. A worker writes it, and to wake one takes 60 us of the flush. With that in each flush,
+   random writes of 4 KiB to tmpfs with a flush after each 16 lost up to 0.4 of their rate. */
 #define WRITE_INTERVAL UINT64_C(10000000)
 #define WRITE_CREDIT (32 * WRITE_INTERVAL)
 

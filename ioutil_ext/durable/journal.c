@@ -20,7 +20,7 @@
 
 #define MODE 0600
 #define VERSION "imageio-durable 1 "
-#define NEW_PREFIX ".new-" /* runtime/state.py removes what a crash has left */
+#define NEW_PREFIX ".new-" /* runtime/state.py removes files that a crash has left */
 
 /* Most bytes of a line, and of the text that is written in one call. */
 #define LINE 64u

@@ -10,7 +10,7 @@
  *
  * Each CRC is a CRC-32 in 8 hexadecimal digits, of the text before it on its line. The CRC of each line below the
  * second continues that of the line before; the first of them continues that of the first line. So a line is valid only
- * behind the lines behind which it was written. The second line has a CRC of its own. It is written in place when the
+ * after the same lines as when it was written. The second line has a CRC of its own. It is written in place when the
  * lines that it counts are on stable storage, so a file that something else has cut short has fewer lines than this
  * number. imageio_daemon/image/journal.py reads journals.
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Records of durable ranges: their sets, which follow changes as durable.h says, and their journals. */
+/* Records of durable ranges: their sets, which follow changes as in durable.h, and their journals. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@
 #define MOST_JOURNAL MIB
 
 /*
- * Each change of durable bytes waits for a sync of the journal. So many in WINDOW ns take out their own range; each one
- * after them takes out twice as much as the one before. After MOST_REMOVALS nothing becomes durable until the end of
- * the window. A disk that is in use, whose blocks are written over and over, would otherwise get 1,400 writes a second;
- * with it, some 80 of the writes in 10 s wait.
+ * Each change of durable bytes waits for a sync of the journal. The first EXACT removals in WINDOW ns take out only
+ * their own range; each later one takes out twice as much as the one before. After MOST_REMOVALS nothing becomes
+ * durable until the end of the window. Without this, a disk in use, whose blocks are written over and over, would get
+ * only 1,400 writes a second; with it, some 80 writes in 10 s wait.
  */
 #define EXACT 64u
 #define MOST_REMOVALS 80u
@@ -97,7 +97,7 @@ static int rewrite(struct iou_durable *record) {
     pthread_mutex_lock(&record->lock);
     record->leaving = leaving;
     if (error)
-        record->durable.lost = true; /* as far as the journal is concerned */
+        record->durable.lost = true; /* the old journal is still in use, and differs from the set */
     pthread_mutex_unlock(&record->lock);
     ranges_free(&copy);
     return error;
@@ -112,7 +112,7 @@ static bool must_rewrite(struct iou_durable *record) {
     return lost || record->journal.broken || record->journal.size > MOST_JOURNAL;
 }
 
-/* Write ranges that became durable. If it fails, the journal lacks them, and tells less. Without a sync in this call,
+/* Write ranges that became durable. If it fails, the journal lacks them. Without a sync in this call,
    iou_durable_is_due() asks for another one. */
 static int append_unwritten(struct iou_durable *record) {
     struct ranges ranges = {0};
@@ -138,7 +138,7 @@ static int append_removal(struct iou_durable *record, iou_range range) {
     return error ? error : journal_sync(&record->journal);
 }
 
-/* Make the journal not tell a range any more, durably. If it cannot say so, it must not be there. */
+/* Remove a range from the journal, durably. If the removal cannot be written, remove the journal itself. */
 static int write_removal(struct iou_durable *record, iou_range range) {
     int error = must_rewrite(record) ? rewrite(record) : append_removal(record, range);
     note_error(record, error);

@@ -49,7 +49,7 @@ bool ranges_overlap(const struct ranges *set, uint64_t start, uint64_t end) {
     return range && range->start < end;
 }
 
-/* Let a range at a place have start..end, too, and all ranges behind it that these touch. */
+/* Extend the range at a place by start..end, and merge all ranges behind it that it then touches. */
 static void extend(struct ranges *set, struct place place, uint64_t start, uint64_t end) {
     iou_range *range = blocks_next(set, &place);
     range->start = min_u64(range->start, start);

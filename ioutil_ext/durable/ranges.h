@@ -59,11 +59,11 @@ void blocks_cut(struct ranges *set, uint64_t unit);
 
 void ranges_free(struct ranges *set);
 
-/* Return what of a range to add so that a set which was full is not soon full again: whole units only, unless the range
-   touches one that is there. Small ranges all over a large disk would fill a set many times a second. */
+/* Return the part of a range to add. If the set was full before, this is whole units only, unless the range touches one
+   of the set. Otherwise small ranges all over a large disk would fill the set many times a second. */
 iou_range ranges_fit(const struct ranges *set, uint64_t start, uint64_t end);
 
-/* Add or remove the bytes from start up to, not including, end. */
+/* Add or remove the bytes from `start` up to, not including, `end`. */
 void ranges_add(struct ranges *set, uint64_t start, uint64_t end);
 void ranges_remove(struct ranges *set, uint64_t start, uint64_t end);
 
