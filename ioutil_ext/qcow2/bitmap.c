@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bitmaps: a directory names them, each has a table, each entry of which is for a cluster of bits: all clear, all set,
- * or where they are in the file. What is not known is never told as unchanged: a bitmap that was not kept is not there.
+ * Bitmaps: a directory names them, each has a table, and each entry of it is for a cluster of bits: all clear, all set,
+ * or their place in the file. Unknown ranges are never reported as unchanged: a bitmap that may lack changes is not
+ * used.
  */
 
 #include <errno.h>
@@ -20,7 +21,7 @@ enum { WINDOW = 65536, MOST_OF_ROW = BITMAP_ROW + MAX_BITMAP_NAME };
 /* Where a search is in the directory. */
 struct directory {
     uint64_t at, end; /* in the file: the next row, the end of all */
-    uint64_t start;   /* of what is in memory */
+    uint64_t start;   /* of the bytes in memory */
     uint64_t length;
     uint8_t *window;
 };
@@ -46,7 +47,7 @@ static int look_up_row(struct op *op, struct qcow2 *q, struct directory *directo
     return layer_read(op, q->file, directory->window, directory->start, directory->length);
 }
 
-/* A row: its head, and the length of its name, which follows. Extra data is for qemu to refuse, or to know. */
+/* Check a row: its head, and the length of the name that follows. A row with extra data is left to qemu. */
 static int check_row(struct op *op, const struct directory *directory, const uint8_t *row, uint64_t *length,
                      iou_qcow2_verdict *verdict) {
     uint64_t left = directory->end - directory->at;
@@ -130,7 +131,7 @@ int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verd
 
 /* ---- bits ------------------------------------------------------------------------------------------------------- */
 
-/* The number of the first bit from `bit` on, below `end`, that is not as `set` says; else `end`, the end of a word. */
+/* Return the number of the first bit from `bit` on that differs from `set`, or `end`, which is the end of a word. */
 static uint64_t bits_end(const uint8_t *data, uint64_t bit, uint64_t end, bool set) {
     uint64_t same = set ? UINT64_MAX : 0, word;
     for (; bit < end; bit = round_down(bit, 64) + 64) {

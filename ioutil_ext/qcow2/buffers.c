@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of clusters, beside that of requests: 4 KiB of a compressed cluster of 2 MiB take up to 6 MiB. All that an
- * image has at a time is bounded, and who needs more waits, in order of arrival. Storage that hangs keeps memory from
- * its own image only.
+ * Memory of clusters, beside that of requests: to read 4 KiB of a compressed cluster of 2 MiB takes up to 6 MiB. The
+ * memory of each image is bounded, and operations that need more wait, in order of arrival. So storage that hangs
+ * occupies memory of its own image only.
  *
- * An operation that merges may decode meanwhile, but not the other way round. As each has a bound of its own, those
- * that decode always come to an end, and so do those that merge.
+ * An operation that merges may also decode, but not the other way round. Merging and decoding have bounds of their own,
+ * so operations that decode always end, and so do those that merge.
  */
 
 #define _GNU_SOURCE
@@ -62,9 +62,9 @@ static void leave_room(const struct op *op, struct buffers *buffers, uint64_t by
 }
 
 /*
- * Large ones are not of the allocator, which keeps some for each thread: 128 reads of clusters of 2 MiB at a time left
- * it with 50 MiB. For clusters of 64 KiB, of zstd, mappings took 0.21 s of processor time for 192 MiB, in place of
- * 0.11.
+ * Whether a buffer is mapped. Large ones are, because the allocator keeps some memory for each thread: 128 reads of
+ * clusters of 2 MiB at a time left it with 50 MiB. For clusters of 64 KiB, of zstd, mappings took 0.21 s of processor
+ * time for 192 MiB, in place of 0.11.
  */
 static bool is_mapped(uint64_t bytes) {
     return bytes > MIB;

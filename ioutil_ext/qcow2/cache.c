@@ -2,7 +2,7 @@
 
 /*
  * The cache of tables. A slice that is dirty, or whose copy is being written, stays: only a flush writes tables, and
- * what is read again before that would be old. Of the others, the one that was not used for longest goes first.
+ * before that the file has older ones. Of the others, the one that was not used for longest goes first.
  */
 
 #include <errno.h>

@@ -5,7 +5,7 @@
 #include "qcow2/grace.h"
 #include "qcow2/layer.h"
 
-/* Look in one file. The phase of grace is entered with the look: only the top changes, so only its phase counts. */
+/* Look in one file. In the top, this also enters the phase of grace. Files below do not change, so they need none. */
 static int look_in_file(const struct level *level, struct op *op, bool top, uint64_t length, struct run *run) {
     struct qcow2 *q = level->format;
     run->level = level;
@@ -28,7 +28,7 @@ void chain_leave(struct chain *chain, const struct run *run) {
     pthread_mutex_unlock(&top->lock);
 }
 
-/* Without a level that has something there, the top's phase is entered all the same, so that leaving is one call. */
+/* A search that begins below the top enters the top's phase, too, so that chain_leave() is the same for all runs. */
 static void enter_phase(struct chain *chain, struct run *run) {
     struct qcow2 *top = chain->levels[0].format;
     pthread_mutex_lock(&top->lock);
@@ -36,7 +36,7 @@ static void enter_phase(struct chain *chain, struct run *run) {
     pthread_mutex_unlock(&top->lock);
 }
 
-/* A file below may be shorter: behind its end are zeros, which count as those of that file, as in qemu. */
+/* A file below may be shorter. It reads as zeros behind its end, and files below it are not searched, as in qemu. */
 int chain_find(struct chain *chain, struct op *op, uint32_t first, uint64_t pos, uint64_t length, struct run *run) {
     int error = 0;
     *run = (struct run){.pos = pos, .mapping = {.kind = KIND_UNALLOCATED}};
@@ -86,7 +86,7 @@ int chain_read(struct chain *chain, struct op *op, uint32_t first, void *to, uin
     return 0;
 }
 
-/* Of a raw file, whether there is a hole: it is asked only for a range that is to be written. */
+/* *zero: whether the run reads as zeros. A raw file is searched for holes only for a range that is to be written. */
 static int is_raw_hole(struct op *op, const struct run *run, bool *zero) {
     uint64_t start = run->mapping.host, end = start + run->mapping.length, stop = end;
     if (run->mapping.kind != KIND_DATA || run->level->format) {

@@ -16,8 +16,8 @@ struct run {
     unsigned phase; /* from grace_enter() */
 };
 
-/* Find what is at `pos`, from one level on, and how far it goes. Its clusters are not reused until chain_leave(). The
-   levels below the first one are only read. */
+/* Find the run at `pos`, from one level on. Its clusters are not reused until chain_leave(). The levels below the first
+   one are only read. */
 int chain_find(struct chain *chain, struct op *op, uint32_t first, uint64_t pos, uint64_t length, struct run *run);
 void chain_leave(struct chain *chain, const struct run *run);
 

@@ -19,8 +19,8 @@ static void cut_tail(struct qcow2 *q, struct op *op) {
         layer_set_size(op, q->file, space->tail << q->cluster_bits);
 }
 
-/* The second flush is for the counts of what the first one has freed. Whoever wanted to know of failures has flushed
-   before. */
+/* The second flush writes the counts of clusters that the first one has freed. A caller that needs to know of failures
+   has flushed before. */
 static void finish_close(struct qcow2 *q, struct op *op) {
     bool changed = q->cache.dirty || q->unlinked.count || q->due.count || q->waiting.count;
     int error = changed ? flush_run(q, op) : 0;

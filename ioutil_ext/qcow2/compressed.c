@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Decoding a cluster. What it may cost is known before: data of two clusters at most, content of one. The end of the
- * data is not known, only a sector behind it, so what follows the stream is no error. Nothing else includes zlib.
+ * Decoding a cluster. The cost is bounded: data of at most two clusters, content of one. The length of the data is
+ * known only in sectors, so bytes after the stream are no error. Nothing else includes zlib.
  */
 
 #include <errno.h>

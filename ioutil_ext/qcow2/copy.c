@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writing clusters elsewhere: because snapshots or compressed clusters share what is there, the files below have it, or
- * no cluster of zeros is at hand. A cluster that is written in part is read, and written as a whole by one write. Other
- * writers of the guest's cluster wait. What was there is freed by the next flush.
+ * Writing clusters elsewhere: because snapshots or compressed clusters share the old cluster, the files below have the
+ * data, or no cluster of zeros is free. A cluster that is written in part is read, and written as a whole by one write.
+ * Other writers of the guest's cluster wait. The old cluster is freed by the next flush.
  */
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "qcow2/layer.h"
 #include "qcow2/map.h"
 
-/* The bytes of the request that are in these clusters. */
+/* Return how many bytes of the request are in these clusters. */
 static uint64_t copied_length(const struct write *write, uint64_t number, uint64_t count) {
     return min_u64(write->length, ((number + count) << write->q->cluster_bits) - write->pos);
 }

@@ -2,8 +2,8 @@
 
 /*
  * Making an empty image: header | table of reference counts | their blocks | L1 table, each cluster counted once. The
- * header comes last, when all else is on stable storage: a file without it is taken for nothing. The L1 table has only
- * zeros, and is written to have space before it is needed.
+ * header comes last, when all else is on stable storage, because a file without it is no image. The L1 table has only
+ * zeros. It is written so that it has space before it is needed.
  */
 
 #include <errno.h>

@@ -7,7 +7,7 @@
 #include "qcow2/image.h"
 #include "qcow2/layer.h"
 
-/* What iou_extent tells of a hole. */
+/* The flags of iou_extent for holes. */
 enum { NO_HOLE = 0, HOLE = IOU_EXTENT_ZERO, NOWHERE = IOU_EXTENT_ZERO | IOU_EXTENT_HOLE };
 
 /* Records that are being filled. */
@@ -16,7 +16,7 @@ struct records {
     uint64_t most, count;
 };
 
-/* Add what is up to `end`. False: there is no room for another record. */
+/* Add the extent up to `end`. False: there is no room for another record. */
 static bool add_record(struct records *records, uint64_t end, uint64_t flags) {
     iou_extent *next = records->extents + records->count;
     if (records->count && next[-1].flags == flags) {
@@ -37,7 +37,7 @@ static int find_changes(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t e
     return error;
 }
 
-/* Find whether what is at pos has changed, as the bitmap of the top says, and its end. pos never goes back. */
+/* Find whether the range at pos has changed, by the bitmap of the top, and its end. Later calls have a larger pos. */
 static int look_changed(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t *end,
                         bool *dirty) {
     struct qcow2 *q = chain->levels[0].format;
@@ -54,7 +54,7 @@ static int look_changed(struct chain *chain, struct op *op, struct changes *chan
     return error;
 }
 
-/* Find what is in the files at pos: what iou_extent tells of it, and its end. */
+/* Find the extent at pos in the files: its flags and its end. */
 static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop,
                          uint64_t *flags) {
     struct run run;
@@ -74,8 +74,7 @@ static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint6
     return error;
 }
 
-/* Find what is at pos: what iou_extent tells of it, and its end. What has changed is told without layers: fewer
-   records. */
+/* Find the extent at pos: its flags and its end. Changes are reported without layers, which takes fewer records. */
 static int look_for_extent(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end,
                            uint64_t *stop, uint64_t *flags) {
     bool dirty;
@@ -87,7 +86,7 @@ static int look_for_extent(struct chain *chain, struct op *op, struct changes *c
     return error;
 }
 
-/* Tell what has changed alone, without a look at the files. */
+/* Report only the changes, without a look at the files. */
 static int tell_changes(struct chain *chain, struct op *op, uint64_t start, uint64_t end, struct records *records) {
     struct qcow2 *q = chain->levels[0].format;
     for (bool has_room = true; has_room && start < end;) {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The order. What is on stable storage at any instant must be an image whose worst is clusters that are counted and not
- * used. So, of one copy of all tables in memory:
+ * The order of a flush. At any instant, stable storage must have an image whose only fault may be clusters that are
+ * counted and not used. So a flush copies all tables in memory at once, and writes the copy in this order:
  *
  *   1. new blocks of reference counts, of which each counts itself, and a longer table of blocks; barrier;
- *   2. reference counts and the table of blocks; barrier. It is the barrier of data, too, for all that was written, and
- *      of the zeros that the file has grown by, before the copy;
+ *   2. reference counts and the table of blocks; barrier. This is also the barrier for data that was written, and for
+ *      zeros by which the file has grown, before the copy;
  *   3. if the table of blocks has moved: the header; barrier;
  *   4. L2 tables and the L1 table; barrier. The flush is answered;
- *   5. clusters that the tables do not name any more: their counts go down in memory; when nobody uses them any more
- *      they are punched, and can be taken again.
+ *   5. clusters that the tables do not name any more: their counts are lowered in memory. When no operation uses them
+ *      any more, they are punched, and can be taken again.
  *
- * In memory a cluster is counted before it is linked, and the copy is made at once, so the copy counts what it links. A
- * new L2 table or block lies in a cluster of zeros: it needs no first version in the file.
+ * In memory a cluster is counted before it is linked, so the copy counts each cluster that it links. A new L2 table or
+ * block lies in a cluster of zeros, so it needs no first version in the file.
  */
 
 #include "base/numbers.h"
@@ -69,7 +69,7 @@ static int add_table(struct qcow2 *q, struct generation *g) {
     put64(g->group, q->table_offset);
     put32(g->group + 8, (uint32_t)q->table_clusters);
     g->moved = true;
-    /* the rest of its clusters holds zeros: they come from where the file has grown, or were zeroed */
+    /* the rest of its clusters has zeros: they are of the part by which the file has grown, or were zeroed */
     return output_add(&g->blocks, q->table_offset, 8 * round_up(q->refcount_blocks, SECTOR_ENTRIES), q->refcount_table);
 }
 
@@ -99,7 +99,7 @@ static void forget_marks(struct qcow2 *q) {
     q->table_moved = false;
 }
 
-/* Without memory nothing is taken. */
+/* Without memory, nothing changes. */
 static int copy_generation(struct qcow2 *q, struct generation *g) {
     int error = add_slices(q, g);
     if (!error)
@@ -161,13 +161,13 @@ static void punch(struct qcow2 *q, struct op *op, const struct freed *freed) {
     pthread_mutex_unlock(&q->lock);
     int error = layer_zero(op, q->file, offset, length, IOU_FAST_ONLY);
     pthread_mutex_lock(&q->lock);
-    /* on a device zeros may be a cache that a loss of power empties */
+    /* on a device, zeros may be in a cache that a loss of power empties */
     space_free(q, freed->first, freed->count, !error && q->file->image->type == IOU_FILE);
     q->freeing -= freed->count;
 }
 
-/* Let clusters be taken again that nobody can use any more; those that are due now wait for who has begun. The lock is
-   held, and released for a while. */
+/* Free the clusters that no operation can use any more. Those that are due now wait for operations that have begun. The
+   lock is held, and released for a while. */
 static void reclaim(struct qcow2 *q, struct op *op) {
     for (unsigned turn = 0; turn < 2 && grace_is_over(q); turn++) {
         struct frees over = q->waiting;
@@ -190,7 +190,7 @@ static void finish_flush(struct qcow2 *q) {
     q->counts.flushes++;
 }
 
-/* Slices whose copy may be in the file or not stay in memory. */
+/* Slices stay in memory if their copies may or may not be in the file. */
 static void fail_flush(struct qcow2 *q, const struct op *op, int error) {
     q->flushing.error = error;
     q->flushing.call = (iou_syscall)op->result.syscall;
@@ -229,7 +229,7 @@ static int flush_once(struct qcow2 *q, struct op *op) {
     if (!error) {
         drop_counts(q, op, &g.frees);
         reclaim(q, op);
-    } else if (g.frees.clusters) {      /* nobody is woken for nothing: writes without space would wake each other */
+    } else if (g.frees.clusters) {      /* no needless wake-up: writes without space would wake each other */
         q->freeing -= g.frees.clusters; /* they leak */
         qcow2_wake(q, &q->grace.waiters);
     }

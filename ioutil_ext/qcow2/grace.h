@@ -51,7 +51,7 @@ static inline bool grace_is_over(const struct qcow2 *q) {
 void frees_add(struct frees *frees, uint64_t first, uint64_t count);
 void frees_free(struct frees *frees);
 
-/* Return how many clusters no table names any more, and nobody can take yet. */
+/* Return how many unlinked clusters cannot be taken yet. */
 static inline uint64_t frees_pending(const struct qcow2 *q) {
     return q->unlinked.clusters + q->freeing + q->due.clusters + q->waiting.clusters;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reading a header. It is data of whoever wrote the image, so each number is checked before it is used: cluster_bits
+ * Reading a header. It is data from an untrusted author, so each number is checked before it is used: cluster_bits
  * before a shift by it, lengths before a sum with them, tables against the length of the file. The parser of Python,
  * imageio_daemon/image/qcow2.py, refuses the same names.
  */
@@ -104,8 +104,8 @@ static iou_qcow2_judgment check_tables(const struct header *header, uint64_t siz
 
 /* ---- names and extensions --------------------------------------------------------------------------------------- */
 
-/* Whether a name has what no name has that somebody has given: NUL, control characters, and ends of lines, which are
-   C2 80 to C2 9F and E2 80 A8 and A9 in UTF-8. */
+/* Whether a name contains what no real name does: NUL, control characters or line separators. In UTF-8 these include C2
+   80 to C2 9F, and E2 80 A8 and A9. */
 static bool has_control(const char *name, size_t length) {
     for (size_t i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)name[i], next = i + 1 < length ? (unsigned char)name[i + 1] : 0;

@@ -11,7 +11,7 @@
 #include "qcow2/layer.h"
 #include "qcow2/open.h"
 
-/* Bytes that are read of a run before a look whether the client is still there. */
+/* Most bytes of a run that are read between two checks for cancellation. */
 #define MOST_READ (8 * MIB)
 
 static struct qcow2 *top_of(const struct op *op) {
@@ -75,8 +75,8 @@ static int64_t write_some(struct op *op, uint64_t start, uint64_t length) {
     return write_step(&write);
 }
 
-/* A fast request that has zeroed something goes on as a slow one: it has not failed, and all that is left to write is a
-   part of a cluster. */
+/* A fast request that has zeroed something continues as a slow one: it cannot fail with ENOTSUP any more, and only a
+   part of a cluster is left to write. */
 static int64_t zero_once(struct op *op, uint64_t start, uint64_t length) {
     uint32_t flags = op->result.done ? op->flags & ~(uint32_t)IOU_FAST_ONLY : op->flags;
     return zero_some(chain_of(op->handle), op, start, length, flags);
@@ -93,7 +93,8 @@ static int64_t change_once(struct op *op, uint64_t start, uint64_t length) {
     }
 }
 
-/* There is no space while clusters are on their way to the free ones: another operation may have taken what came. */
+/* Without space, wait and try again as long as clusters are being freed: another operation may have taken the first
+   ones. */
 static int64_t change_clusters(struct op *op, uint64_t start, uint64_t length) {
     struct qcow2 *q = top_of(op);
     int64_t done = change_once(op, start, length);
@@ -114,7 +115,7 @@ static int run_change(struct op *op) {
     return run_steps(op, change_clusters, op->most ? min_u64(start + op->most, end) : end);
 }
 
-/* If no call was needed, the method is that of what tables say. */
+/* If no call was needed, report the method that has the same effect as the change of tables. */
 static int run_zero(struct op *op) {
     int error = run_change(op);
     if (!error && op->length && !op->result.method)
@@ -122,7 +123,7 @@ static int run_zero(struct op *op) {
     return error;
 }
 
-/* What lies past the end of the disk is not there to be trimmed. */
+/* A range past the end of the disk counts as trimmed. */
 static int run_trim(struct op *op) {
     uint64_t size = op->handle->image->size, end = op->offset + op->length;
     int error = run_steps(op, change_clusters, min_u64(end, size));

@@ -18,8 +18,8 @@ int judge(struct op *op, iou_qcow2_verdict *verdict, iou_qcow2_judgment judgment
 }
 
 /*
- * qemu repairs reference counts that a crash has left behind, keeps bitmaps, and clears what it does not know in the
- * autoclear features. All of that is for writing: reading needs none of it.
+ * qemu repairs reference counts that a crash has left behind, keeps bitmaps, and clears unknown autoclear features.
+ * Only writing needs this.
  */
 int judge_header(struct op *op, iou_qcow2_verdict *verdict, const struct header *header, bool writable) {
     const char *fallback = NULL;

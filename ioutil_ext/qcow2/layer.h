@@ -30,7 +30,7 @@ int layer_sync(struct op *op, iou_handle *file);
 int layer_grow(struct op *op, iou_handle *file, uint64_t end, bool *reserved);
 int layer_set_size(struct op *op, iou_handle *file, uint64_t end);
 
-/* Let a range inside of the file have space, which keeps its content; if the file system can promise that. */
+/* Reserve space for a range inside of the file, if the file system can. The content stays. */
 int layer_reserve(struct op *op, iou_handle *file, uint64_t offset, uint64_t length);
 
 /* Find the end of the data or hole at offset, at most `end`. */

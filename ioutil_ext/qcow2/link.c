@@ -24,8 +24,8 @@ static int copy_table(struct qcow2 *q, struct op *op, uint64_t from, uint64_t to
     return error;
 }
 
-/* Give the new table its content, on which the next flush relies: zeros that have space, or what a table has that a
-   snapshot uses, too, with its marks as they are. The slices in memory stay right. */
+/* Write the new table, on which the next flush relies: zeros with space, or a copy of the table that a snapshot shares,
+   with unchanged marks. The slices in memory stay valid. */
 static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct taken *taken) {
     return old ? copy_table(q, op, old, taken->first << q->cluster_bits) : space_zero(q, op, taken, 1);
 }
@@ -83,7 +83,7 @@ void link_drop(struct qcow2 *q, uint64_t entry) {
         length = map_compressed(q, entry, &offset);
     if (offset) {
         uint64_t first = offset >> q->cluster_bits, last = (offset + length - 1) >> q->cluster_bits;
-        frees_add(&q->unlinked, first, last + 1 - first); /* all of them counted: the walk has looked */
+        frees_add(&q->unlinked, first, last + 1 - first); /* all of them have counts, as the walk has checked */
     }
 }
 

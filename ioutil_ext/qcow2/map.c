@@ -65,7 +65,7 @@ int map_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *ma
     return 0;
 }
 
-/* What an extended entry says of one of its 32 subclusters. */
+/* Get the mapping of one of the 32 subclusters of an extended entry. */
 static int subcluster(struct qcow2 *q, struct op *op, const uint8_t *place, unsigned which, struct mapping *mapping) {
     uint64_t words = get64(place + 8);
     bool allocated = words >> which & 1, zero = words >> (32 + which) & 1;
@@ -99,7 +99,7 @@ static bool goes_on(const struct mapping *run, const struct mapping *next, uint6
     return run->kind != KIND_DATA || run->host + distance == next->host;
 }
 
-/* The end of the run of units that begins with the one of pos, all of one slice. */
+/* Find the run of units that begins with the one of pos, all of one slice. */
 static int find_mapped_run(struct qcow2 *q, struct op *op, const struct slice *slice, uint64_t pos, uint64_t end,
                            struct mapping *run) {
     uint64_t unit = q->entry_bits == 3 ? q->cluster : q->cluster / 32, first = round_down(pos, unit), at = first + unit;
@@ -117,7 +117,7 @@ static int find_mapped_run(struct qcow2 *q, struct op *op, const struct slice *s
     return 0;
 }
 
-/* How far it goes without a table from pos on. So many entries take 20 us. */
+/* Most L1 entries without a table that are passed at a time. They take 20 us. */
 #define MOST_GAPS 65536u
 
 static uint64_t gap_length(const struct qcow2 *q, uint64_t pos, uint64_t length) {

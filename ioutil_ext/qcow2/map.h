@@ -50,8 +50,8 @@ struct mapping {
     uint64_t length; /* bytes of the run */
 };
 
-/* Find what is at `pos`, and how far it goes, at most `length` bytes: data as far as it is contiguous in the file, or
-   one compressed cluster. May release the lock before it looks. Returns 0, or -EIO if the entry is invalid. */
+/* Find the mapping at `pos`, and its length, at most `length`. Its data is contiguous in the file, or one compressed
+   cluster. May release the lock before it looks. Returns 0, or -EIO if the entry is invalid. */
 int map_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t length, struct mapping *mapping);
 
 /* Pin the slice that has the entry of a guest's cluster. Stores NULL if there is no table for it. May release the lock.

@@ -44,7 +44,7 @@ static int open_file(struct op *op, const iou_qcow2_layer *layer, uint32_t flags
     }
     level->file = inner.result.handle;
     level->size = round_up(layer_size(level->file), 512); /* behind its end, a raw file has zeros to the next sector */
-    /* nothing else of this process writes to it: locks would not tell */
+    /* no other handle of this process may write to it: the locks do not show that */
     if (flags & IOU_WRITABLE && level->file->image->writers > 1)
         return op_fail(op, IOU_SYS_LOCK, EBUSY);
     return 0;
@@ -100,9 +100,9 @@ static int read_table(struct op *op, struct qcow2 *q, uint64_t offset, uint64_t 
     return layer_read(op, q->file, memory, offset, 8 * round_up(entries, 64));
 }
 
-/* Tables that were made before the data name clusters that nobody has written: files that have much less than their
-   length. Looking for holes takes a system call for each run of clusters, so others are not asked. qemu has the same
-   bounds (block/qcow2-refcount.c, for the number of clusters that are counted). */
+/* Whether a file has much less data than its length. Its tables may have been made before the data, and name clusters
+   that were never written. To look for holes takes a system call for each run of clusters, so other files are not
+   asked. qemu has the same bounds (block/qcow2-refcount.c, for the number of clusters that are counted). */
 static bool is_sparse(const iou_handle *file, uint64_t cluster) {
     struct stat st;
     if (file->image->type != IOU_FILE || fstat(file->fd, &st) == -1)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The beginning and the end of an image: opening a chain (open.c), and its end (close.c); verdicts (judge.c); the look
-   at all tables before writing (walk.c). */
+/* The beginning and the end of an image: opening a chain (open.c), and its end (close.c); verdicts (judge.c); the check
+   of all tables before writing (walk.c). */
 
 #ifndef IOUTIL_QCOW2_OPEN_H
 #define IOUTIL_QCOW2_OPEN_H

@@ -26,8 +26,8 @@ static struct packed *packed_of(const iou_handle *handle) {
 
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
-/* Read data of the disk. What the last cluster has past its end is zeros. The disk itself may be shorter than it was:
-   that is an error. */
+/* Read data of the disk. The last cluster has zeros past the end of the disk. If the disk has become shorter, this
+   fails. */
 static int read_disk(struct op *op, uint64_t place, uint64_t length, char *memory) {
     const struct packed *packed = packed_of(op->handle);
     uint64_t inside = place < packed->plan.size ? min_u64(length, packed->plan.size - place) : 0;
@@ -38,7 +38,7 @@ static int read_disk(struct op *op, uint64_t place, uint64_t length, char *memor
         .length = inside,
         .buffer = memory,
         .control = op->control,
-        .turn_end = UINT64_MAX, /* all of it at once: the outer operation has the turns */
+        .turn_end = UINT64_MAX, /* without turns, which the outer operation has */
     };
     int error = inside ? packed->disk->ops->run[IOU_READ](&inner) : 0;
     free(inner.bounce);
@@ -47,7 +47,7 @@ static int read_disk(struct op *op, uint64_t place, uint64_t length, char *memor
         op->result.size = inner.result.size;
         return error;
     }
-    op->result.done += inner.result.done; /* the control has it already */
+    op->result.done += inner.result.done; /* the control has counted them already */
     if (inner.result.done < inside)
         return 0;
     memset(memory + inside, 0, length - inside);
@@ -55,7 +55,7 @@ static int read_disk(struct op *op, uint64_t place, uint64_t length, char *memor
     return 0;
 }
 
-/* One piece of tables or of data that follows itself in the disk. */
+/* Read one piece: tables, or data that is contiguous in the disk. */
 static int read_step(struct op *op, uint64_t start, uint64_t length) {
     const struct plan *plan = &packed_of(op->handle)->plan;
     char *memory = (char *)op->buffer + (start - op->offset);
@@ -89,7 +89,8 @@ static int packed_refuse(struct op *op) {
     return op_fail(op, IOU_SYS_NONE, ENOTSUP);
 }
 
-/* Fibers sleep until a server has replied. All else is for a worker: tables are computed, and data is long. */
+/* With a disk on a server, the fiber sleeps until the reply. Other disks need a worker: tables are computed, and reads
+   are long. */
 static bool packed_is_prompt(const struct op *op) {
     return op->handle->ops->remote;
 }

@@ -9,7 +9,7 @@
 
 #define WORD 64u
 
-/* ---- what the disk has ------------------------------------------------------------------------------------------ */
+/* ---- the data of the disk --------------------------------------------------------------------------------------- */
 
 /* Words of the bits of an L2 table. */
 static uint64_t words_of_table(const struct plan *plan) {
@@ -144,7 +144,7 @@ void plan_fill(const struct plan *plan, uint64_t offset, uint64_t length, char *
 
 /* ---- data ------------------------------------------------------------------------------------------------------- */
 
-/* Find the bit of a table that has so many before it. */
+/* Find the set bit of a table that has `before` set bits before it. */
 static uint64_t select_bit(const uint64_t *words, uint64_t before) {
     uint64_t word = 0, count;
     for (; (count = (uint64_t)__builtin_popcountll(words[word])) <= before; word++)
@@ -155,7 +155,7 @@ static uint64_t select_bit(const uint64_t *words, uint64_t before) {
     return word * WORD + (uint64_t)__builtin_ctzll(left);
 }
 
-/* Count the bits that follow each other, up to `most`. */
+/* Count consecutive set bits, up to `most`. */
 static uint64_t count_run(const uint64_t *bits, uint64_t first, uint64_t most) {
     uint64_t count = 0;
     while (count < most) {

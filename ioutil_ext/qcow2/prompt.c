@@ -3,8 +3,8 @@
 /*
  * Operations that a fiber runs itself: those whose tables are in memory, and whose only calls are reads or writes of
  * data. These are asynchronous where those of a raw file are. Decoding, growth of the file, barriers and zeroing keep a
- * thread, and so go to a worker. What was found may have changed when the operation runs: then the fiber keeps its
- * thread for as long as that takes, and nothing is wrong.
+ * thread, and so go to a worker. The tables may change before the operation runs. Then the fiber blocks its thread for
+ * a while, and the result is correct.
  */
 
 #include "base/numbers.h"

@@ -3,9 +3,9 @@
 /*
  * An open image in the format qcow2, and the chain that it is in.
  *
- * One lock guards all that is in memory of an image: tables, reference counts, and which clusters are free. It is held
+ * One lock guards the state of an image in memory: tables, reference counts, and which clusters are free. It is held
  * only for short accesses to them, never during input and output or a wait. A function may release it for a while, as
- * its comment says. Then its caller must look again at what it has looked at before.
+ * its comment says. Then its caller must check again what it has checked before.
  */
 
 #ifndef IOUTIL_QCOW2_QCOW2_H
@@ -114,7 +114,7 @@ struct qcow2 {
 
     pthread_mutex_t lock;
     uint64_t *l1;
-    bool l1_reserved;                                         /* it has space in the file, as far as can be */
+    bool l1_reserved;                                         /* it has space in the file, if this can be reserved */
     struct bits l1_dirty;                                     /* a bit for each 64 entries */
     uint64_t *refcount_table, refcount_blocks, refcount_room; /* room: entries of the table in the file */
     struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; new blocks, not in the file yet */

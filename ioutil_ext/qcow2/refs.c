@@ -83,8 +83,8 @@ static int get_slice(struct qcow2 *q, struct op *op, uint64_t cluster, struct sl
     return block ? get_slice_of(q, op, cluster, block, slice) : map_corrupt(q, op);
 }
 
-/* The slice is there before the entry of the table: a flush that sees the entry sees the count. Two threads that make a
-   block for one range have one slice, of zeros. */
+/* The slice is made before the entry of the table, so a flush that sees the entry sees the count. Two threads that make
+   a block for one range share one slice, of zeros. */
 int refs_add_block(struct qcow2 *q, struct op *op, uint64_t cluster) {
     uint64_t index = cluster >> q->count_bits, host = cluster << q->cluster_bits;
     struct slice *slice;

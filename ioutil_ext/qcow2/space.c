@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which clusters are taken next. Free ones between others go before those at the end of the file. The file grows by
- * zeros in large steps, so a cluster from there reads as zeros and can be linked before it is written: no other
- * cluster is thought to hold zeros, unless it was punched after its last use.
+ * The order in which clusters are taken. Free clusters between others come before those at the end of the file. The
+ * file grows by zeros in large steps, so a cluster from there reads as zeros and can be linked before it is written.
+ * Other clusters count as zeros only if they were holes at the open (walk.c), or were punched after their last use.
  *
  * A new block of reference counts lies in the range that it is for, so that its own count is in it, and is complete
  * before anything refers to it.
@@ -23,7 +23,7 @@
 
 /* ---- growth ----------------------------------------------------------------------------------------------------- */
 
-/* What lies behind the last cluster of the file that is in use, nobody knows: it goes. */
+/* Unless `known`, the content behind the last used cluster of the file is unknown, and is cut off first. */
 static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clusters, bool known, bool *reserved) {
     uint64_t start = tail << q->cluster_bits, size = layer_size(q->file), least = (tail + clusters) << q->cluster_bits;
     int error = known || size == start ? 0 : layer_set_size(op, q->file, start);
@@ -100,8 +100,8 @@ static bool find_recycled(struct space *space, uint64_t count, enum wanted wante
     return false;
 }
 
-/* Whether so many clusters are free, of which nobody knows that they are zeros, that the file must not grow for zeros:
-   they would never be used, if all that is written are parts of new clusters. The rest of such a cluster is written. */
+/* Whether so many free clusters are not known to be zeros that the file must not grow for zeros. If all writes were
+   parts of new clusters, these clusters would never be used. The rest of such a cluster is written. */
 static bool has_waste(const struct qcow2 *q) {
     const struct space *space = &q->space;
     return (space->recycled - space->recycled_zeros) << q->cluster_bits > LEAST_STEP &&
@@ -113,7 +113,7 @@ bool space_has_zeros(const struct qcow2 *q) {
     return space->tail_zeros && space->tail + 2 <= space->end && (space->recycled_zeros || !has_waste(q));
 }
 
-/* Choose clusters of one block of reference counts, and have them. -EAGAIN: the file has to grow. */
+/* Take clusters of one block of reference counts. -EAGAIN: the file has to grow. */
 static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, struct taken *taken) {
     struct space *space = &q->space;
     bool file = q->file->image->type == IOU_FILE, recycled = find_recycled(space, count, wanted, taken);
@@ -142,7 +142,7 @@ static int choose_or_grow(struct qcow2 *q, struct op *op, uint64_t count, enum w
     while (error == -EAGAIN) {
         error = grow_clusters(q, op, count);
         if (space_is_full(error) && wanted != WANT_TAIL && choose_clusters(q, 1, WANT_ANY, taken) == 0)
-            return 0; /* the last ones, whatever they hold */
+            return 0; /* the last free clusters, with any content */
         if (!error)
             error = choose_clusters(q, count, wanted, taken);
     }
@@ -212,7 +212,7 @@ void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros) {
 
 /* ---- the table of reference counts ------------------------------------------------------------------------------ */
 
-/* Take clusters that follow each other for it: from the tail, where there are as many as it takes. */
+/* Take consecutive clusters for it, from the tail, where the file can grow. */
 static int take_row(struct qcow2 *q, struct op *op, uint64_t count, struct taken *row) {
     *row = (struct taken){0};
     while (row->count < count) {
@@ -246,7 +246,7 @@ int space_move_table(struct qcow2 *q, struct op *op) {
         return 0;
     uint64_t clusters = min_u64(divide_up(8 * (had + had / 2 + 8), q->cluster), space_longest_table(q));
     if (clusters << (q->cluster_bits - 3) < had)
-        return op_fail(op, IOU_SYS_NONE, EFBIG); /* the limit of qemu; walk.c lets in no image with a shorter row */
+        return op_fail(op, IOU_SYS_NONE, EFBIG); /* the limit of qemu; walk.c refuses images with a lower one */
     int error = take_row(q, op, clusters, &row);
     if (error)
         return error;

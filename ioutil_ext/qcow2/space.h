@@ -19,11 +19,11 @@ struct taken {
     bool reserved; /* zeros that the file has space for; those that were punched are holes of it */
 };
 
-/* Which clusters to take: any, if possible such as read as zeros, or those behind all others. */
+/* Which clusters to take: any, preferably those that read as zeros, or those behind all others. */
 enum wanted { WANT_ANY, WANT_ZEROS, WANT_TAIL };
 
-/* Return whether an error says that the file cannot grow, for want of space or by a limit on it. Clusters that it has
-   and nobody uses can be taken all the same. */
+/* Return whether an error means that the file cannot grow, for want of space or because of a limit. Its free clusters
+   can still be taken. */
 static inline bool space_is_full(int64_t error) {
     return error == -ENOSPC || error == -EDQUOT || error == -EFBIG;
 }
@@ -31,9 +31,9 @@ static inline bool space_is_full(int64_t error) {
 /* Take at most `count` clusters, at least one. Returns 0 or a negative errno, see space_is_full(). */
 int space_take(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken);
 
-/* Give the first `count` of taken clusters zeros that have space in the file, unless they have them: those of a device
-   or of a file system that reserves no space, and those that were punched. For tables and blocks, which a flush writes:
-   one that fails for want of space fails all later ones. The lock is held, and released for a while. */
+/* Make the first `count` of taken clusters zeros with space in the file, unless they are that already. Clusters of a
+   device, or of a file system that reserves no space, and punched ones are not. Tables and blocks need it: a flush
+   writes them, and one that fails for want of space fails all later ones. Releases the lock for a while. */
 int space_zero(struct qcow2 *q, struct op *op, const struct taken *taken, uint64_t count);
 
 /* Return whether clusters that read as zeros can be taken without a system call. Otherwise WANT_ZEROS may take other
@@ -43,7 +43,7 @@ bool space_has_zeros(const struct qcow2 *q);
 /* Give back clusters to which no entry has ever referred. Pass `written` if they may have been written to. */
 void space_give_back(struct qcow2 *q, struct op *op, const struct taken *taken, bool written);
 
-/* Free clusters whose count is 0 and that nobody uses. */
+/* Free clusters whose count is 0 and that no operation uses. */
 void space_free(struct qcow2 *q, uint64_t first, uint64_t count, bool zeros);
 
 /* Return the most clusters that a table of reference counts may have. Each range of the file begins with its block, so

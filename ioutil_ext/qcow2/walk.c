@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The walk. After it, nothing of the file has to be doubted by who writes: no two owners of a cluster count as one, no
- * entry leads into tables, and all entries that come later are our own. Tables have no loops: their depth is fixed.
+ * The walk. After it, writers can trust the tables: a cluster with two owners does not have a count of one, no entry
+ * leads into tables, and all later entries are our own. Tables have no loops: their depth is fixed.
  */
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 /* Clusters of the file: of 64 KiB, 4 TiB. Each takes 2 bytes for the time of the walk. */
 #define MOST_CLUSTERS (UINT64_C(1) << 26)
 
-/* Bytes of one row of the table of snapshots that are looked at, and most of one that follow. */
+/* Bytes of one row of the table of snapshots that are read, and the most bytes of its extra data. */
 enum { SNAPSHOT_ROW = 40, MAX_SNAPSHOT_EXTRA = 1024 };
 
 struct walk {
@@ -29,7 +29,7 @@ struct walk {
     iou_qcow2_verdict *verdict;
     uint64_t clusters; /* of the file */
     uint64_t read;     /* bytes of tables */
-    uint16_t *counts;  /* references that were seen; the largest number: so many or more */
+    uint16_t *counts;  /* references that were found; the largest number also stands for more */
     struct bits tables, copied;
     uint8_t *table; /* a cluster */
 };
@@ -54,7 +54,7 @@ static void count_cluster(struct walk *walk, uint64_t cluster) {
         walk->counts[cluster]++;
 }
 
-/* Bytes of a table that has its clusters for itself. */
+/* Count the clusters of a table, which nothing else may use. */
 static int count_table(struct walk *walk, uint64_t offset, uint64_t length) {
     struct qcow2 *q = walk->q;
     uint64_t first = offset >> q->cluster_bits, end = divide_up(offset + length, q->cluster);
@@ -81,7 +81,7 @@ static int count_data(struct walk *walk, uint64_t offset, uint64_t length) {
     return 0;
 }
 
-/* A cluster with data: most entries are so, and a disk of 1 TiB has 16 million of them. */
+/* Count a cluster with data. Most entries name one, and a disk of 1 TiB has 16 million of them. */
 static int count_plain(struct walk *walk, uint64_t entry, bool active) {
     uint64_t cluster = (entry & ENTRY_OFFSET) >> walk->q->cluster_bits;
     if (cluster == 0 || cluster >= walk->clusters || bits_test(&walk->tables, cluster))
@@ -164,7 +164,7 @@ static int visit_snapshot_l1(struct walk *walk, uint64_t offset, uint64_t entrie
     return error;
 }
 
-/* Go through the table of snapshots; first: its own clusters are counted, and those of the L1 tables. */
+/* Visit the L1 tables of all snapshots. first: count the clusters of these, and those of the table of snapshots. */
 static int visit_snapshots(struct walk *walk, bool first,
                            int (*visit)(struct walk *walk, uint64_t entry, bool active)) {
     uint64_t start = walk->q->header.snapshots_offset, at = start;
@@ -224,7 +224,7 @@ static int count_blocks(struct walk *walk) {
 
 /* ---- free clusters ---------------------------------------------------------------------------------------------- */
 
-/* Most runs of free clusters that are looked at: each takes a system call. */
+/* Most runs of free clusters that are searched for holes: each takes a system call. */
 #define MOST_LOOKS 65536u
 
 static void note_hole(struct qcow2 *q, uint64_t start, uint64_t end) {
@@ -232,8 +232,8 @@ static void note_hole(struct qcow2 *q, uint64_t start, uint64_t end) {
         q->space.recycled_zeros += bits_set(&q->space.zeros, i);
 }
 
-/* Find the clusters that are holes of the file among free ones. They read as zeros, and will: the flush that makes an
-   entry for one durable makes the file's holes durable before. */
+/* Find the free clusters that are holes of the file. They read as zeros, also after a loss of power: before a flush
+   makes an entry for one durable, it makes the file's holes durable. */
 static int find_holes(struct walk *walk, uint64_t first, uint64_t end, uint32_t *looks) {
     struct qcow2 *q = walk->q;
     uint64_t stop, last = end << q->cluster_bits;
@@ -265,16 +265,16 @@ static int learn_free(struct walk *walk) {
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
-/* Whether all of the disk could be given clusters, while as many are not free again yet. Very small clusters with wide
-   counts have short rows for their table; qemu makes longer ones. */
+/* Whether the table of reference counts has room for clusters for all of the disk, while as many old ones are not free
+   again yet. With very small clusters and wide counts, the row for this table is short; qemu makes longer ones. */
 static bool has_counts_for_all(const struct walk *walk) {
     const struct qcow2 *q = walk->q;
     uint64_t most = ((UINT64_C(1) << q->count_bits) - 1) << (q->cluster_bits - 3);
     return (walk->clusters + 2 * divide_up(q->header.size, q->cluster)) >> q->count_bits < most;
 }
 
-/* For L1 entries: whether their table is marked as used once. Before, these bits told L2 tables from others. A table
-   that is used once and not marked would be copied, and then freed, while it is read. */
+/* Note for an L1 entry whether its table is marked as used once. (Before, these bits were those of L2 tables.) A table
+   that is used once and not marked would be copied, and then freed while it is read. */
 static int mark_copied(struct walk *walk, uint64_t entry, bool active) {
     uint64_t number = (entry & ENTRY_OFFSET) >> walk->q->cluster_bits;
     if (active && entry & ENTRY_COPIED)

@@ -3,10 +3,10 @@
 /*
  * The ways to write:
  *
- *   in place   into a cluster that nobody else has: one write, no table changes;
- *   fresh      what was there reads as zeros, and so does the new cluster: it is linked, then it is as above.
- *              Nothing is copied, and a second writer of the cluster waits for nothing;
- *   copy       else: the whole cluster is written elsewhere, and linked then (copy.c).
+ *   in place   into a cluster that nothing else refers to: one write, no table changes;
+ *   fresh      the old content reads as zeros, and so does the new cluster: it is linked, then written in place.
+ *              Nothing is copied, and a second writer of the cluster does not wait;
+ *   copy       otherwise: the whole cluster is written elsewhere, then linked (copy.c).
  *
  * Changes of the same bytes come one after the other (image/admission.c); those of other bytes of a cluster do not.
  */
@@ -19,8 +19,8 @@
 /* Bytes of one write: the raw engine's piece. */
 #define MOST_STEP (8 * MIB)
 
-/* Write into clusters that entries name. zeros: all of them read as zeros. The lock is held, and released for a while.
- */
+/* Write into clusters that entries name already. zeros: all of them read as zeros. The lock is held, and released for a
+   while. */
 static int64_t write_linked(struct write *write, uint64_t host, uint64_t length, bool zeros) {
     struct qcow2 *q = write->q;
     unsigned phase = grace_enter(q);
@@ -31,7 +31,7 @@ static int64_t write_linked(struct write *write, uint64_t host, uint64_t length,
     return error ? error : (int64_t)length;
 }
 
-/* ---- what is there ---------------------------------------------------------------------------------------------- */
+/* ---- the choice of a way ---------------------------------------------------------------------------------------- */
 
 enum way { IN_PLACE, FRESH, COPY, ASK };
 
@@ -60,7 +60,7 @@ struct write_plan {
     uint64_t host;          /* of pos, in place */
 };
 
-/* Find how to write from pos on, and how far. The lock is held. */
+/* Choose the way to write from pos on, and how far. The lock is held. */
 static int make_plan(struct write *write, const struct slice *slice, struct write_plan *plan) {
     struct qcow2 *q = write->q;
     uint64_t last = (write->pos + write->length - 1) >> q->cluster_bits, number = write->pos >> q->cluster_bits;
@@ -88,7 +88,7 @@ static uint64_t planned_length(const struct write *write, const struct write_pla
 
 /* ---- fresh clusters --------------------------------------------------------------------------------------------- */
 
-/* Whether the entries are still as they were planned, after the lock was released. */
+/* Whether the entries still fit the plan, after the lock was released. */
 static bool is_still(struct write *write, const struct slice *slice, const struct write_plan *plan) {
     struct write_plan now;
     return make_plan(write, slice, &now) == 0 && now.way == plan->way && now.count >= plan->count;
@@ -134,7 +134,7 @@ static int ask_below(struct write *write) {
     return error;
 }
 
-/* Guest clusters that are written elsewhere at once: those that are written as a whole, else the first one. */
+/* Return how many guest clusters are written elsewhere at once: those that are written as a whole, else 1. */
 static uint64_t copied_at_once(const struct write *write, const struct write_plan *plan) {
     uint32_t bits = write->q->cluster_bits;
     uint64_t whole = ((write->pos + write->length) >> bits) - plan->number;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A whole cluster is zeroed by its entry, and what it named is freed by the next flush. A part of one is written, by
- * the raw engine's way to zero. What reads as zeros already is left alone, unless it has to be allocated.
+ * A whole cluster is zeroed by its entry, and its old cluster is freed by the next flush. A part of one, or a range
+ * that has to be allocated, is zeroed by the raw engine. A range that reads as zeros already is left alone, unless it
+ * has to be allocated.
  */
 
 #include "base/numbers.h"
@@ -17,7 +18,7 @@ struct range_of {
     bool trim;
 };
 
-/* Whether what the range says is all of its first cluster that the disk has. */
+/* Whether the range covers its first cluster, up to the end of the disk. */
 static bool is_cluster_whole(const struct range_of *range) {
     uint64_t start = round_down(range->pos, range->q->cluster);
     uint64_t end = min_u64(start + range->q->cluster, range->chain->image.size);
@@ -26,19 +27,19 @@ static bool is_cluster_whole(const struct range_of *range) {
 
 /* ---- by entries; the lock is held ------------------------------------------------------------------------------- */
 
-/* Whether a cluster that is not allocated stays so: no file below has it, or it is only to be trimmed. */
+/* Whether a cluster that is not allocated stays so: no file below can have it, or the range is only to be trimmed. */
 static bool may_stay(const struct range_of *range) {
     return range->trim || !range->chain->over_backing;
 }
 
-/* What stands for zeros in place of an entry. */
+/* Return the entry for zeros that replaces an entry. */
 static uint64_t zero_entry(const struct range_of *range, const struct mapping *mapping) {
     if (range->q->header.version < 3)
         return 0;
     return mapping->kind == KIND_UNALLOCATED && may_stay(range) ? mapping->entry : ENTRY_ZERO;
 }
 
-/* Go through the entries of a slice, as far as whole clusters go. Returns the bytes. */
+/* Change the entries of a slice, as far as clusters are whole. Returns the bytes. */
 static int64_t unlink_entries(struct range_of *range, struct slice *slice) {
     struct qcow2 *q = range->q;
     uint64_t number = range->pos >> q->cluster_bits, end = range->pos + range->length, rest = map_slice_rest(q, number);
@@ -58,7 +59,7 @@ static int64_t unlink_entries(struct range_of *range, struct slice *slice) {
     return (int64_t)(min_u64(stop << q->cluster_bits, end) - range->pos);
 }
 
-/* All whole clusters from the beginning on, as far as one slice goes. */
+/* Zero the whole clusters from the beginning on, as far as one slice goes. */
 static int64_t unlink_whole(struct range_of *range) {
     struct qcow2 *q = range->q;
     uint64_t number = range->pos >> q->cluster_bits;
@@ -91,7 +92,7 @@ static int64_t write_cluster_zeros(struct range_of *range, uint64_t length, uint
     return write_step(&write);
 }
 
-/* A part of a cluster, at most to its end. */
+/* Zero a part of a cluster, at most to its end. */
 static int64_t zero_part(struct range_of *range, uint32_t flags) {
     uint64_t length = min_u64(range->length, range->q->cluster - (range->pos & (range->q->cluster - 1)));
     struct run run;
