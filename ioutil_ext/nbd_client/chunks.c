@@ -90,7 +90,7 @@ static const char *begin_status(struct replies *replies, const char *payload, ui
     return NULL;
 }
 
-/* Return how many bytes of the payload have to be there at once. */
+/* Return how many bytes of the payload must have arrived before they are parsed. */
 static uint64_t needed(const struct replies *replies) {
     return replies->type == CHUNK_DATA             ? 8
            : replies->type == status_type(replies) ? status_head(replies)

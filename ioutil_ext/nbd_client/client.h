@@ -62,7 +62,7 @@ struct session {
     struct agreed agreed;
     struct connection *connections; /* kept until the next session */
     uint32_t count;
-    uint64_t ending;           /* the failure for requests that come after its end has begun, or 0 before that */
+    uint64_t ending;           /* the failure for requests after its end has begun, or 0 before that */
     uint64_t ending_before;    /* the same for the previous session */
     bool broken;               /* it ends now */
     uint64_t deadline;         /* ns: the time at which it ends at the latest */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the server tells of a range, and the row of an image's operations. */
+/* Extents as the server reports them, and the row of an image's operations. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 /* ---- extents ---------------------------------------------------------------------------------------------------- */
 
-/* Whether a bitmap is asked for that the server does not tell: its changes must not look like none. */
+/* Whether a bitmap is wanted that the server does not report: unknown changes must not look like none. */
 static bool lacks_bitmap(const struct round *round, uint64_t available) {
     uint64_t asked = round->tells & ALL_BITMAPS;
     return round->op->tells ? asked & ~available : asked && !(asked & available);
@@ -25,8 +25,7 @@ static int is_unsound(struct round *round, const char *why) {
     return round_fail(round, failure, EPROTO);
 }
 
-/* Ask for what follows `start`, at least one extent. Whole blocks are asked for. Returns how many records, or
-   -errno. */
+/* Request the status from `start` on, at least one extent, of whole blocks. Returns how many records, or -errno. */
 static int64_t ask(struct round *round, uint64_t start, uint64_t end, iou_extent *extents, uint64_t max) {
     struct op *op = round->op;
     uint64_t size = op->handle->unit, first = round_down(start, size), last = round_up(end, size);
@@ -45,7 +44,7 @@ static int64_t ask(struct round *round, uint64_t start, uint64_t end, iou_extent
     return count == -EPROTO && !error ? is_unsound(round, "no status of the range in a context") : count;
 }
 
-/* Add records to those that there are already; the first of them may tell the same as the last one before. */
+/* Append records. The first one is merged into the last one before if their flags are equal. */
 static void add(struct op *op, iou_extent *extents, uint64_t count) {
     iou_extent *last = op->result.count ? &extents[op->result.count - 1] : NULL, *more = &extents[op->result.count];
     op_advance(op, more[count - 1].end - op_position(op));
@@ -87,10 +86,10 @@ static int nbd_extents(struct op *op) {
 
 /* ---- the row ---------------------------------------------------------------------------------------------------- */
 
-/* Make sure that the server is there. The size does not change. */
+/* Make sure that there is a session. The size does not change. */
 static int look_at_server(struct op *op) {
     struct round round;
-    op->result.size = UINT64_MAX; /* no server tells how much room it has */
+    op->result.size = UINT64_MAX; /* servers do not report their free space */
     return round_enter(&round, op);
 }
 

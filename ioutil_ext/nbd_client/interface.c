@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The client as Python sees it: its beginning and end, sessions, and what is refused. */
+/* The client as Python sees it: its beginning and end, sessions, and refusals. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -112,7 +112,8 @@ int iou_nbd_client_look(iou_handle *handle, iou_nbd_client_state *state, uint32_
 
 /* ---- sessions --------------------------------------------------------------------------------------------------- */
 
-/* Wake all operations that wait for a session. failure: 0: there is one. The lock is held. */
+/* Wake all operations that wait for a session. failure: its number, or 0 if there is a session now. The lock is
+   held. */
 static void let_enter(struct client *client, uint64_t failure, struct link *served) {
     client->wanted = false;
     while (!link_empty(&client->entering)) {
@@ -122,7 +123,7 @@ static void let_enter(struct client *client, uint64_t failure, struct link *serv
     }
 }
 
-/* Let each flush fail if the session before has lost changes. True: it has. The lock is held. */
+/* Let each flush fail if the previous session has lost changes. True: it has. The lock is held. */
 static bool note_lost(struct client *client) {
     const struct session *session = &client->session;
     bool lost = has_unflushed(session);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The thread of a client: it receives, and sends what sockets had no room for. */
+/* The thread of a client: it receives, and sends the bytes for which sockets had no room. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,7 +15,7 @@
 /* Calls that receive from one connection, before another one has its turn. */
 #define MOST_CALLS 16
 
-/* Receive what is there. *more: there may be more. Returns as recvmsg(2), or -errno. */
+/* Receive the bytes that have arrived. *more: there may be more. Returns as recvmsg(2), or -errno. */
 static int64_t receive_ready(struct connection *connection, bool *more) {
     struct iovec parts[2];
     unsigned count = replies_space(&connection->replies, parts);

@@ -77,9 +77,9 @@ int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
 /* ---- flushing --------------------------------------------------------------------------------------------------- */
 
 /*
- * Flushing. After a failure each flush fails: the data of other writes may be what was lost. So it does after a session
- * that has ended with changes that no flush had covered, or that were not answered. The failure is kept when its reply
- * comes, before any later reply is looked at.
+ * Flushing. After a failure each flush fails, because data of other writes may be lost. Each flush also fails after a
+ * session that has ended with changes that no flush had covered, or that were not answered. A failure is kept when its
+ * reply arrives, before any later reply is read.
  */
 
 /* Fail if a flush has failed. error: of the operation so far, which comes first. */
@@ -107,8 +107,8 @@ static int flush_all(struct round *round, uint32_t connections) {
     return error ? error : round_run(round);
 }
 
-/* Looks at failures before and after its requests, because the server may tell of its failure in the reply to another
-   one's flush. */
+/* Checks for failures before and after its requests, because the server may report a failure in the reply to the flush
+   of another operation. */
 int nbd_sync(struct op *op) {
     struct round round;
     int error = round_enter(&round, op);

@@ -5,7 +5,7 @@
 #include "nbd_client/replies.h"
 
 /* Bytes to receive behind data that is longer than the staging: probably a head with more data behind it. Data that
-   comes with the head has to be copied, so the read is short. */
+   arrives with the head has to be copied, so the read is short. */
 #define GLANCE 512u
 
 const char *replies_request_ended(struct replies *replies) {

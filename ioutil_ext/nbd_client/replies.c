@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The parser of what a server sends: memory for the next bytes, heads of replies, data of READs. */
+/* The parser of a server's bytes: memory for the next bytes, heads of replies, data of READs. */
 
 #include <errno.h>
 #include <stdlib.h>

@@ -51,7 +51,7 @@ char *request_place(struct nbd_request *request, uint64_t offset, uint64_t lengt
     return request->memory + start;
 }
 
-/* Whether each byte has come. What a full set of ranges has dropped has not. */
+/* Whether all bytes have arrived. Bytes that a full set of ranges has dropped count as missing. */
 static bool has_all_data(const struct nbd_request *request) {
     uint64_t end = request->filled;
     struct place place = {0};

@@ -54,8 +54,8 @@ struct nbd_request {
     uint64_t cookie;
     uint64_t unsent;      /* bytes that are not sent yet, once it has been begun */
     bool answered;        /* its reply was complete before it was known to be sent */
-    uint64_t filled;      /* bytes of data that have come in order */
-    struct ranges others; /* data that has come out of order */
+    uint64_t filled;      /* bytes of data that have arrived in order */
+    struct ranges others; /* data that has arrived out of order */
     uint32_t error;       /* the error in the reply, a value of the protocol, or 0 */
     int failure;          /* a negative errno if it gets no reply */
     uint64_t told;        /* the number of the failure with the reason */
@@ -64,8 +64,8 @@ struct nbd_request {
 /* Write the header of a request. Returns its size. */
 size_t request_header(const struct nbd_request *request, bool extended, char *header);
 
-/* Return the memory for a range of the data of a READ. Each range may come once. If the server may not send it, returns
-   NULL and sets *why. */
+/* Return the memory for a range of the data of a READ. Each range may arrive once. If the server may not send it,
+   returns NULL and sets *why. */
 char *request_place(struct nbd_request *request, uint64_t offset, uint64_t length, const char **why);
 
 /* Return whether a reply has everything that it must have, or an error. */
@@ -112,14 +112,14 @@ struct status {
 
 /*
  * Make memory for an answer with the contexts that have a flag of `tells`. With `apart` a record has a flag for each
- * bitmap; otherwise IOU_EXTENT_DIRTY marks what any of them marks. At most `most` runs of each context are kept, and at
- * most STATUS_MEMORY bytes. `place` is where the records of the answer will be; if only one context is wanted, its runs
- * are put there. Returns NULL without memory.
+ * bitmap; otherwise IOU_EXTENT_DIRTY stands for the marks of all of them. At most `most` runs of each context are kept,
+ * and at most STATUS_MEMORY bytes. `place` is where the records of the answer will be; if only one context is wanted,
+ * its runs are put there. Returns NULL without memory.
  */
 struct status *status_new(const struct contexts *contexts, uint64_t tells, bool apart, uint64_t start,
                           iou_extent *place, uint32_t most);
 
-/* Return which flags of `tells` the contexts show. */
+/* Return which flags of `tells` the contexts report. */
 uint64_t contexts_tell(const struct contexts *contexts, uint64_t tells);
 
 /* Find a context that was negotiated and not answered yet. Returns NULL if there is none. */

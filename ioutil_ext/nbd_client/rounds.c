@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Running requests of an operation: entering a session, sending, waiting, and what their ends mean. */
+/* Running requests of an operation: entering a session, sending, waiting, and the results. */
 
 #include <errno.h>
 
@@ -10,7 +10,7 @@
 
 /* Most bytes of a request without data if lengths have 32 bits: a multiple of each block size. */
 #define MOST_COMPACT (((uint64_t)1 << 32) - 64 * KIB)
-/* The same of a request for block status: some servers use signed numbers, and nbdkit 1.32 ends itself at 2^32 - 1. */
+/* The same of a request for block status: some servers use signed numbers, and nbdkit 1.32 aborts at 2^32 - 1. */
 #define MOST_COMPACT_STATUS (((uint64_t)1 << 31) - 64 * KIB)
 
 int round_fail(struct round *round, uint64_t number, int error) {
@@ -20,8 +20,8 @@ int round_fail(struct round *round, uint64_t number, int error) {
 
 /* ---- entering a session ----------------------------------------------------------------------------------------- */
 
-/* Wait until there is a session. Returns the number of the failure that has come in its place, or 0. The lock is held,
-   and released meanwhile. */
+/* Wait until there is a session. Returns the number of the failure that has ended the wait, or 0. The lock is held, and
+   released meanwhile. */
 static uint64_t await_session(struct client *client, iou_control *control) {
     struct entering entering = {.control = control};
     waiter_join(&entering.waiter, &client->entering);
@@ -46,9 +46,9 @@ static uint64_t enter_round(struct client *client, const struct op *op) {
     return failure;
 }
 
-/* Choose who is asked for extents, beginning with the connection of the first segment: of those that tell all that the
-   first connection does of it, the one with the fewest contexts. The server looks for all contexts of a connection,
-   whoever needs them. There is a session. The lock is held. */
+/* Choose the connection to ask for extents: of those that report the same wanted flags as the first connection, the one
+   with the fewest contexts. The search begins with the connection of the first segment. The server looks for all
+   contexts of a connection, even if they are not wanted. There is a session. The lock is held. */
 static void choose_teller(struct round *round) {
     const struct session *session = &round->client->session;
     const struct contexts *best = NULL;
@@ -64,7 +64,7 @@ static void choose_teller(struct round *round) {
     round->contexts = *best;
 }
 
-/* Copy what is known of the session. The lock is held. */
+/* Copy the state of the session. The lock is held. */
 static void copy_session(struct round *round) {
     const struct session *session = &round->client->session;
     round->session = session->number;
@@ -75,7 +75,7 @@ static void copy_session(struct round *round) {
         choose_teller(round);
 }
 
-/* What extents are to tell. */
+/* Return the flags that extents are to report. */
 static uint64_t wanted(const struct op *op) {
     if (op->kind != IOU_EXTENTS || op->tells)
         return op->tells;
@@ -138,15 +138,15 @@ static bool start_round(struct round *round, struct calls *calls, struct link *s
         round->requests[i].calls = calls;
         link_append(&choose_connection(round, i)->queue, &round->requests[i].link);
     }
-    /* The requests, and with them the round, stay until this thread sleeps; the session may end meanwhile, but not be
-       replaced: it has the requests until its end, and after that none of these connections is looked at again. */
+    /* The requests and the round stay until this thread sleeps. While connection_send() releases the lock, the session
+       may end, and then be replaced, which ends this loop. */
     for (uint32_t i = 0; i < session->count && session->number == round->session; i++)
         if (!link_empty(&session->connections[i].queue))
             connection_send(&session->connections[i], served);
     return true;
 }
 
-/* What all requests together have come to. */
+/* The result of all requests together. */
 struct outcome {
     const struct nbd_request *failed;
     uint64_t done; /* bytes */
@@ -157,11 +157,11 @@ static void look_at_outcome(struct outcome *outcome, const struct nbd_request *r
         outcome->done += request->counts;
         return;
     }
-    if (!outcome->failed || outcome->failed->failure == -ECANCELED) /* what storage has said comes first */
+    if (!outcome->failed || outcome->failed->failure == -ECANCELED) /* a cancellation comes last */
         outcome->failed = request;
 }
 
-/* Fail with the failure of a request. One that a server refuses because it leaves is the end of the session. */
+/* Fail with the failure of a request. If the server refuses it because it shuts down, the session ends. */
 static int fail_round(struct round *round, const struct nbd_request *request) {
     struct client *client = round->client;
     if (request->failure == -ECANCELED)
@@ -210,7 +210,7 @@ int round_add(struct round *round, struct nbd_request request) {
 
 /* ---- ranges ----------------------------------------------------------------------------------------------------- */
 
-/* Return the first bytes of a range, at most so many, and up to the border of a segment. */
+/* Return how many bytes from the start of a range on are in one segment, at most `most`. */
 static uint64_t inside_segment(uint64_t start, uint64_t length, uint64_t most) {
     return min_u64(min_u64(length, most), SEGMENT - start % SEGMENT);
 }
@@ -240,7 +240,7 @@ uint64_t round_bare(const struct round *round, uint64_t offset, uint64_t length)
     return round->mixes ? min_u64(length, most) : inside_segment(offset, length, most);
 }
 
-/* If the request that has failed was too long, let none be longer, for the time of the session. */
+/* If the request that has failed was too long, limit the length of later ones of the session. */
 static bool was_too_long(struct round *round) {
     if (!request_was_too_long(&round->requests[0], round->agreed.most))
         return false;

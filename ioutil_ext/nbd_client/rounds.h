@@ -30,7 +30,7 @@ struct round {
     struct nbd_request requests[MOST_TOGETHER];
 };
 
-/* Look at the present session, or at the last one if there is none. */
+/* Begin with the state of the present session, or of the last one if there is none. */
 void round_look(struct round *round, struct op *op);
 
 /* Enter the session, and wait for one if there is none. Fails with ENODATA if the range of the operation is not inside

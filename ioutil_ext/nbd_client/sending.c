@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sending requests. Who has a request sends it, if the socket has room: most requests need no other thread. One thread
- * at a time sends on a connection, and takes along what others have queued meanwhile. The lock is held, but not over
- * the system call. So the reply may come before it is noted here that the request was sent.
+ * Sending requests. The thread that has a request sends it, if the socket has room, so most requests need no other
+ * thread. One thread at a time sends on a connection, and also sends the requests that others have queued meanwhile.
+ * The lock is released during the system call. So the reply may arrive before the request is marked as sent.
  */
 
 #define _GNU_SOURCE
@@ -33,7 +33,7 @@ void connection_drop_canceled(struct connection *connection, struct link *served
     }
 }
 
-/* ---- what is being sent ----------------------------------------------------------------------------------------- */
+/* ---- requests that are being sent ------------------------------------------------------------------------------- */
 
 /* Give a request a cookie, and add its bytes to those that are being sent. */
 static void begin_sending(struct connection *connection, struct nbd_request *request) {
@@ -100,7 +100,7 @@ void connection_send(struct connection *connection, struct link *served) {
     struct client *client = connection->client;
     struct session *session = &client->session;
     if (connection->sending)
-        return; /* that thread sends what the queue has */
+        return; /* that thread also sends the queue */
     connection->sending = true;
     while (!connection->blocked && !session->broken &&
            (connection->first < connection->count || begin_next(connection, served))) {

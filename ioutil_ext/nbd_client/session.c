@@ -45,7 +45,7 @@ static const char *ended(struct requests *requests, struct nbd_request *request)
     if (!request->unsent) {
         request_answered(connection, request, &connection->client->served);
     } else if (connection->sending) {
-        request->answered = true; /* who sends knows whether it was sent */
+        request->answered = true; /* the sending thread knows whether it was sent */
     } else {
         why = "a reply to a request that was not sent yet";
     }

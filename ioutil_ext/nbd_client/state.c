@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The state of a client: its session begins to end, requests end, others are told. The end of one connection ends all
- * of them: they share one state, and what is lost with one is not known.
+ * The state of a client: the end of its session, the ends of requests, notifications. The end of one connection ends
+ * all of them: they share one state, and the changes that were lost with one are not known.
  */
 
 #define _GNU_SOURCE
@@ -36,7 +36,7 @@ void connection_forget(struct connection *connection, struct nbd_request *reques
     ranges_free(&request->others);
 }
 
-/* Counted here, not by who waits: a session may end, and the next one begin, before that one runs again. */
+/* Counted here, not by the waiting thread: a session may end, and the next one begin, before that thread runs again. */
 void request_answered(struct connection *connection, struct nbd_request *request, struct link *served) {
     bool changed = !request->error && request_is_change(request) && !(request->flags & FLAG_FUA);
     connection->client->session.changed += changed;
@@ -70,7 +70,7 @@ void session_leave(struct client *client, uint64_t failure, uint64_t wait_ms) {
 
 /* ---- why operations have failed --------------------------------------------------------------------------------- */
 
-/* Numbers go with completions, and Python asks for the words by number. */
+/* Completions have the numbers of failures, by which Python gets the texts. */
 
 uint64_t failure_add(struct client *client, uint32_t kind, const struct nbd_request *request, int error,
                      const char *text, size_t length) {

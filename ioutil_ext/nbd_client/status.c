@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a server tells of a range in several contexts (doc/proto.md, "Metadata querying"). An answer may have a million
- * extents in each of 64 contexts: as they are received, those that tell the same become one run, and of these the first
- * ones are kept. So the memory is known before the request is sent. What was not kept is asked for again.
+ * The status of a range in several contexts (doc/proto.md, "Metadata querying"). An answer may have a million extents
+ * in each of 64 contexts. When they are received, equal ones become one run, and only the first runs are kept. So the
+ * memory is known before the request is sent. The status of the rest is requested again.
  */
 
 #include <errno.h>
@@ -58,7 +58,7 @@ struct told *status_find(struct status *status, uint32_t id) {
     return NULL;
 }
 
-/* Whether an extent has what its context tells, by its flags there. Bits that are not known mean nothing. */
+/* Whether an extent has the property that its context reports, by its flags there. Unknown bits have no meaning. */
 static bool has_it(uint64_t tells, uint64_t flags) {
     switch (tells) {
     case IOU_EXTENT_ZERO:
@@ -85,7 +85,7 @@ bool status_add(struct status *status, struct told *told, uint64_t length, uint6
 
 /* ---- all contexts together -------------------------------------------------------------------------------------- */
 
-/* Let go of what records tell before start, and from `end` on; they tell all in between. Returns how many are left. */
+/* Cut off records before `start` and from `end` on; they have no gaps in between. Returns how many are left. */
 static int64_t cut_records(iou_extent *records, uint64_t start, uint64_t end) {
     const iou_extent *record = records;
     int64_t count = 0;
@@ -98,7 +98,7 @@ static int64_t cut_records(iou_extent *records, uint64_t start, uint64_t end) {
     return count;
 }
 
-/* Find the first run of each context that is wanted; returns how many. *end: how far all of them tell. */
+/* Find the first run of each wanted context; returns how many. *end: the end of the range for which all have runs. */
 static uint32_t first_runs(const struct status *status, const iou_extent **at, uint64_t *end) {
     uint32_t wanted = 0;
     for (uint32_t i = 0; i < status->count; i++) {
@@ -111,8 +111,8 @@ static uint32_t first_runs(const struct status *status, const iou_extent **at, u
     return wanted;
 }
 
-/* Return the flags at a place, and where they may change. at: for each context, the run that has the place or one
-   before. */
+/* Return the flags at a place, and where they may change. at: for each context, the run of the place or an earlier
+   one. */
 static uint64_t flags_at(const iou_extent **at, uint32_t wanted, uint64_t place, uint64_t *stop) {
     uint64_t flags = 0;
     for (uint32_t i = 0; i < wanted; i++) {

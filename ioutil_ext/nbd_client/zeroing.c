@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Zeroing and trimming on an NBD server: when zeroing is sure to be fast, and what is sent. */
+/* Zeroing and trimming on an NBD server: when zeroing is sure to be fast, and the requests. */
 
 #include <errno.h>
 #include <stdlib.h>
