@@ -157,13 +157,13 @@ static void leave_request(struct iou_lane *lane) {
     http_changed(lane);
 }
 
-/* Discard the bytes of a short rest of the body that come in a moment: the connection can go on after a whole body. */
+/* Discard a short rest of the body if it arrives within a moment: the connection stays usable after a whole body. */
 static void drop_rest(struct iou_lane *lane) {
     struct http *http = http_of(lane);
     bool whole = http->end.reason == IOU_HTTP_FAILED || http->end.reason == IOU_HTTP_ENCODING;
     uint64_t *unread = body_unread(&http->body);
     int error;
-    if (http->request.chunked) { /* the connection ends with it, and the owner drops the rest */
+    if (http->request.chunked) { /* the connection ends with the request, and the owner drops the rest */
         body_drop_staged(lane, &http->body);
         http->end.chunks = http->body.chunks;
         *unread = 0;

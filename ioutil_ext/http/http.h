@@ -67,12 +67,12 @@ struct http_request {
     bool flush, fast;
     bool expects;    /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
     bool encoded;    /* PUT: the body is a frame of zstd */
-    bool chunked;    /* PUT: the body comes in chunks */
-    bool unbounded;  /* PUT: its length is known only at its end; `length` is how much has come */
+    bool chunked;    /* PUT: the body is in chunks */
+    bool unbounded;  /* PUT: its length is known only at its end; `length` is how much has arrived */
     uint32_t asks;   /* iou_asks */
     uint32_t status; /* of the answer */
     uint64_t offset, length;
-    uint64_t body; /* PUT: bytes of the body as it is sent, unless it comes in chunks */
+    uint64_t body; /* PUT: bytes of the body as it is sent, unless it is in chunks */
     const struct http_template *answer;
 };
 
@@ -159,14 +159,14 @@ bool http_run(struct task *task, struct op *op);
 /* Let the tasks check again that wait for a change of the running request. */
 void http_changed(struct iou_lane *lane);
 
-/* End a request when no piece of it is under way: flush if the client asked for it, and answer. After a failure, do as
-   http_fail(). */
+/* End a request when no piece of it is under way: flush if the client has requested it, and answer. After a failure, do
+   as http_fail(). */
 void http_finish(struct task *task);
 
 /* End a request that has failed, when no piece of it is under way. */
 void http_fail(struct iou_lane *lane);
 
-/* ---- how -------------------------------------------------------------------------------------------------------- */
+/* ---- doing requests --------------------------------------------------------------------------------------------- */
 
 /* Do the running request, or one piece of it. Returns whether this task still leads. */
 bool http_serve(struct task *task);

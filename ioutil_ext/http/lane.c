@@ -2,8 +2,8 @@
 
 /*
  * Lanes of HTTP: connections with requests for one image. A lane does its requests in their order, one at a time. It
- * ends and gives the connection back at a request that it does not serve, or when no request comes for IDLE_MS. A lane
- * with an instruction does that one, and ends.
+ * ends and gives the connection back at a request that it does not serve, or when no request arrives for IDLE_MS. A
+ * lane with an instruction does that one, and ends.
  */
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include "api/nbd_client.h"
 #include "http/http.h"
 
-/* A connection without a request for so long is given back, so that it does not need a thread. */
+/* A connection without a request for this time is given back, so that it does not need a thread. */
 #define IDLE_MS 1000
 
 _Static_assert(IOU_NBD_PIECE == MEMORY_PIECE, "a piece of an image that a server has is in one piece of memory");
@@ -36,8 +36,8 @@ static bool await_work(struct iou_lane *lane) {
     return !lane->state.leaving;
 }
 
-/* Choose the size of pieces. Writes to an image that a server has go in the image's. With a limit on the rate they are
-   shorter, so that all connections of a ticket move something in a second. */
+/* Choose the size of pieces. Writes to an image on a server have the pieces of the image. With a rate limit, pieces are
+   shorter, so that all connections of a ticket move data each second. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
     struct http *http = http_of(lane);
@@ -99,7 +99,8 @@ static bool begin_instruction(struct iou_lane *lane) {
     return true;
 }
 
-/* Read the next request. All of it but data has to come within IDLE_MS. False: there is none, and the lane ends. */
+/* Read the next request. All of it except data has to arrive within IDLE_MS. False: there is none, and the lane
+   ends. */
 static bool read_request(struct iou_lane *lane) {
     uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
     enum http_found found = HTTP_MORE;

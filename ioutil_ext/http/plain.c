@@ -46,8 +46,8 @@ static bool read_target(struct http_text target, struct http_plain *plain) {
     return (is_end(query) || plain->method == HTTP_PUT) && http_skip(&name, IMAGES) && http_is_name(name);
 }
 
-/* Read the last byte of a range, and move past it: a number of any length (RFC 9110 14.1.2). One that no image has is
-   INT64_MAX, which is past every image, too. False: there is none. */
+/* Read the last byte of a range, and move past it: a number of any length (RFC 9110 14.1.2). A number that is too large
+   becomes INT64_MAX, which is past the end of every image. False: there is none. */
 static bool read_last(struct http_text *text, uint64_t *last) {
     const char *start = text->at;
     *last = 0;
@@ -72,7 +72,7 @@ static bool number_or_star(struct http_text *text, uint64_t *number, bool *star)
 }
 
 /* Read a Content-Range field as parse_content_range() in Python does. The last byte and the total must be consistent,
-   but are not used, unless the body is encoded: then they tell how long its content is. */
+   but are not used, unless the body is encoded: then they give the length of its content. */
 static bool read_content_range(struct http_text value, struct http_plain *plain) {
     uint64_t total = 0;
     bool no_last, no_total;
@@ -85,7 +85,7 @@ static bool read_content_range(struct http_text value, struct http_plain *plain)
     return plain->first <= plain->last && (no_total || plain->last < total);
 }
 
-/* Whether method, fields and body go together. */
+/* Whether method, fields and body are consistent. */
 static bool is_plain_sound(const struct http_head *head, const struct http_plain *plain) {
     bool range = http_has(head, HTTP_RANGE), content_range = http_has(head, HTTP_CONTENT_RANGE);
     if (plain->method == HTTP_PUT)

@@ -63,7 +63,7 @@ static void put_memory(struct iou_lane *lane, struct piece *piece) {
     piece->memory = NULL;
 }
 
-/* Fail the request because its body does not come, or there is no memory for it. */
+/* Fail the request because its body does not arrive, or there is no memory for it. */
 static void fail_to_receive(struct iou_lane *lane, int error) {
     struct http *http = http_of(lane);
     bool is_peers = error != -ECANCELED && error != -ENOMEM && error != -ENOBUFS;

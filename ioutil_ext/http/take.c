@@ -100,7 +100,8 @@ enum http_found http_take(struct iou_lane *lane) {
 
 /* ---- instructions ----------------------------------------------------------------------------------------------- */
 
-/* Whether the numbers of a body go together. A body without chunks that is not encoded has the length of its range. */
+/* Whether the numbers of a body are consistent. A body without chunks that is not encoded has the length of its
+   range. */
 static bool is_instruction_sound(const iou_instruction *said) {
     bool chunked = said->flags & IOU_INSTRUCTION_CHUNKED, encoded = said->flags & IOU_INSTRUCTION_ENCODED;
     if (!lies_in(said->offset, said->length, INT64_MAX) || said->body > INT64_MAX)
