@@ -21,7 +21,7 @@ const char *iou_nbd_text(uint32_t reason) {
 }
 
 /* Return the answer after the end of the transfer, and refuse further requests, so that the connection ends. The client
-   cannot tell an expired ticket from a cancelled one. */
+   cannot distinguish an expired ticket from a cancelled one. */
 static struct answer answer_ended(struct iou_lane *lane) {
     lane->state.refusing = true;
     return (struct answer){NBD_ESHUTDOWN, iou_nbd_text(IOU_NBD_ENDED)};

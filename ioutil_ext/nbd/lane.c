@@ -25,8 +25,9 @@ static void nbd_begin(struct iou_lane *lane) {
     nbd->reply = NULL;
 }
 
-/* Wait for the limit on the rate. A WRITE has waited for its payload. A READ waits for what was read before it, and
-   then sends all of its data. If the wait ends because the transfer does, request_begin() refuses the request. */
+/* Wait for the limit on the rate. A WRITE has waited while its payload was received. A READ waits for the bytes of
+   earlier requests, and then sends all of its data. If the wait ends because the transfer does, request_begin() refuses
+   the request. */
 static void await_request_rate(struct iou_lane *lane, const struct request *request) {
     uint16_t command = request->command;
     if (request->error || request->length == 0 || command == CMD_WRITE || command == CMD_FLUSH || command == CMD_CACHE)
@@ -109,7 +110,7 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
     return nbd;
 }
 
-/* What contexts tell is told in chunks. */
+/* Whether the contexts are valid. BLOCK_STATUS needs at least one, and replies in chunks. */
 static bool has_contexts(const iou_nbd_options *options) {
     const struct dialect dialect = {.flags = options->lane.flags};
     bool wanted = dialect.flags & IOU_LANE_STATUS, told = options->contexts_count && wire_has_chunks(&dialect);

@@ -116,12 +116,13 @@ static uint32_t add_rest(const struct iou_lane *lane, const struct request *requ
     return count < most ? add_extent(request, extents, count, left - untold, IOU_EXTENT_ZERO) : count;
 }
 
-/* Whether the thread may do it: one extent is one or two calls, and no other request is known that would wait. */
+/* Whether the lane's thread may do the request: one extent takes one or two calls, and no other request is known that
+   would wait. */
 static bool is_one_question(const struct iou_lane *lane, const struct request *request) {
     return request->flags & FLAG_REQ_ONE && lane->state.running == 1 && staged(&lane->staging) == 0;
 }
 
-/* Look at the extents once for all contexts, so that these tell of the same state of the image. */
+/* Look at the extents once for all contexts, so that all of them show the same state of the image. */
 static struct answer look_at_extents(struct task *task, const struct request *request, iou_extent *extents,
                                      uint32_t most, uint32_t *count) {
     uint64_t tells = nbd_of(task->lane)->tells;

@@ -6,7 +6,7 @@
 
 #include "nbd/nbd.h"
 
-/* Payloads of at least so many bytes are received without a copy: after one, only a header goes to the staging, because
+/* Payloads of at least this length are received without a copy: after one, only a header goes to the staging, because
    another long payload is likely to follow. */
 #define LONG_PAYLOAD (64 * KIB)
 
@@ -16,7 +16,7 @@ static struct incoming *incoming_of(const struct iou_lane *lane) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* Stage the next header. NULL: there is none, and the connection ends. The rest of a header that has begun must come
+/* Stage the next header. NULL: there is none, and the connection ends. The rest of a header that has begun must arrive
    within the timeout. */
 static const char *stage_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
@@ -47,7 +47,7 @@ static void take_header(struct iou_lane *lane) {
 static bool receive_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     const char *header = stage_header(lane);
-    if (!header || lane->state.leaving) /* iou_lane_leave() was called while the header came */
+    if (!header || lane->state.leaving) /* iou_lane_leave() was called while the header arrived */
         return false;
     if (wire_parse(&nbd_of(lane)->dialect, header, &incoming->request)) {
         atomic_store(&lane->state.error, EPROTO);

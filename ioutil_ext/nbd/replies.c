@@ -165,7 +165,7 @@ void reply_data(struct task *task, const struct request *request, struct memory 
 
 /* ---- block status ----------------------------------------------------------------------------------------------- */
 
-/* The status of what a context tells: NBD_STATE_HOLE and NBD_STATE_ZERO; that it is dirty. */
+/* The status that a context reports: NBD_STATE_HOLE and NBD_STATE_ZERO, or dirty. */
 #define STATUS_HOLE 3u
 #define STATUS_DIRTY 1u
 
@@ -175,7 +175,8 @@ static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t s
     return size + (extended ? put64(place + size, status) : put32(place + size, (uint32_t)status));
 }
 
-/* Return the end of the run of records from the first on that tell the same in a context. *next: the one after. */
+/* Return the end of the run of records that have the same status in a context. *next: its first record, then the one
+   after it. */
 static uint64_t run_of(const iou_extent *extents, uint32_t count, uint64_t tells, uint32_t *next) {
     bool has_it = extents[*next].flags & tells;
     while (*next < count && (bool)(extents[*next].flags & tells) == has_it)
@@ -183,8 +184,8 @@ static uint64_t run_of(const iou_extent *extents, uint32_t count, uint64_t tells
     return extents[*next - 1].end;
 }
 
-/* Write what a context tells of the records that begin at start; returns the size. *told: how many extents. An extent
-   is not longer than its record, and may be written over it or before it. */
+/* Write the extents of a context, from the records that begin at `start`; returns the size. *told: how many extents. An
+   extent is not longer than its record, and may be written over it or before it. */
 static size_t put_status(char *payload, bool extended, const iou_extent *extents, uint32_t count, uint64_t start,
                          uint64_t tells, uint32_t *told) {
     uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT, end;
