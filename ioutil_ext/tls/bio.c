@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A non-blocking socket as OpenSSL sees it: a BIO that notes what its connection has to know of it. */
+/* A non-blocking socket as OpenSSL sees it: a BIO that notes the state of the socket for its connection. */
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What connections have in common: policy, authorities and our certificate. And OpenSSL's words for what fails. */
+/* The common state of connections: policy, authorities and our certificate. Also OpenSSL's texts of failures. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,14 +16,14 @@
 #include "tls/parts.h"
 
 /*
- * What is received at once, if it is there: a few records, which OpenSSL decrypts where they lie. PUT of 64 MiB, 1
- * connection, busy machine, 5 turns: 113 ms of processor time with 32 KiB, 120 with 64, 135 with 128.
+ * Most bytes that are received at once: a few records, which OpenSSL decrypts in place. PUT of 64 MiB, 1 connection,
+ * busy machine, 5 turns: 113 ms of processor time with 32 KiB, 120 with 64, 135 with 128.
  */
 #define RECEIVE_SIZE (32 * KIB)
 
 /* ---- reasons ---------------------------------------------------------------------------------------------------- */
 
-/* NULL: OpenSSL has no words for it. */
+/* NULL: OpenSSL has no text for it. */
 static const char *reason_of(unsigned long code) {
     return ERR_SYSTEM_ERROR(code) ? strerrordesc_np(ERR_GET_REASON(code)) : ERR_reason_error_string(code);
 }
@@ -55,8 +55,8 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
         verify |= SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
     SSL_CTX_set_verify(ssl, verify, NULL);
     X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(ssl), policy->verify_flags);
-    /* The end of a connection without a farewell is an end: HTTP and NBD tell all lengths, so nothing is cut unnoticed.
-       Contexts of some versions of Python have the option, and of others not. */
+    /* The end of a connection without close_notify is no error: HTTP and NBD have the lengths of all messages, so no
+       cut is unnoticed. Contexts of some versions of Python lack this option. */
     SSL_CTX_set_options(ssl, policy->options | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_security_level(ssl, policy->security_level);
     SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
@@ -92,7 +92,7 @@ static bool hash_key(X509 *certificate, uint8_t *hash) {
     return done;
 }
 
-/* OpenSSL keeps no certificate that it does not believe, so its key is hashed before. The connection's lock is held. */
+/* OpenSSL keeps no certificate that it does not trust, so its key is hashed before. The connection's lock is held. */
 static int verify_server(X509_STORE_CTX *chain, void *unused) {
     SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
     X509 *certificate = X509_STORE_CTX_get0_cert(chain);

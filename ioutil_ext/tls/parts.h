@@ -26,7 +26,7 @@ void tls_set_reason(char *reason, const char *text);
 /* Set the reason to the first error in that queue, or to `otherwise` if it is empty. */
 void tls_take_reason(char *reason, const char *otherwise);
 
-/* What a client remembers of the server's certificate. It is the application data of its SSL. */
+/* What a client keeps of the server's certificate. It is the application data of its SSL. */
 struct tls_peer {
     bool known;
     uint8_t key[IOU_TLS_KEY_HASH];
@@ -37,9 +37,9 @@ struct tls_peer {
 struct tls_socket {
     int fd;
     int error;    /* errno */
-    bool drained; /* it had fewer bytes than were asked for, so do not ask again before it is readable */
-    bool ended;   /* no more bytes will come */
-    bool partial; /* OpenSSL has at most a part of a record, as nothing has come since it wanted more */
+    bool drained; /* it had fewer bytes than requested, so do not receive again before it is readable */
+    bool ended;   /* no more bytes will arrive */
+    bool partial; /* OpenSSL has at most a part of a record, as no bytes have arrived since it wanted more */
     bool more;    /* more bytes will be sent at once */
 };
 

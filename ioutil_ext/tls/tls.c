@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* TLS on non-blocking sockets: see api/tls.h. Connections, from the handshake to the farewell. Nothing here waits. */
+/* TLS on non-blocking sockets: see api/tls.h. Connections, from the handshake to close_notify. Nothing here waits. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,20 +14,20 @@
 #include "base/numbers.h"
 #include "tls/parts.h"
 
-/* What is encrypted at once, at most: the largest record. */
+/* Most bytes that are encrypted at once: the largest record. */
 #define RECORD_SIZE (16 * KIB)
 
 /*
- * Records of one call to receive, at most: others wait for this thread. Enough for 256 KiB of a client that sends
- * records of the size of a packet.
+ * Most records of one call to receive, because other connections wait for this thread. Enough for 256 KiB of a client
+ * that sends records of the size of a packet.
  */
 #define MOST_RECORDS 256u
 
 /*
- * Records that may bring no data, as those of a handshake, and for how many bytes of data a connection may have another
- * one: a client may change keys with each request. No more of them are saved up: OpenSSL does all that are there in one
- * call. To change keys (RFC 8446 4.6.3) costs 16 us of processor time, to refuse a new handshake 7. A handshake with
- * certificates on both sides, cut to records of 512 bytes, has 40 records.
+ * How many records without data a connection may have, as those of a handshake, and after how many bytes of data it may
+ * have another one: a client may change keys with each request. This credit is limited, because OpenSSL handles all
+ * records that have arrived in one call. A change of keys (RFC 8446 4.6.3) costs 16 us of processor time, the refusal
+ * of a new handshake 7. A handshake with certificates on both sides, cut to records of 512 bytes, has 40 records.
  */
 #define MOST_IDLE_RECORDS 64u
 #define DATA_PER_IDLE_RECORD 256u
@@ -39,7 +39,7 @@ struct iou_tls {
     pthread_mutex_t lock;
     struct tls_socket socket;
     uint32_t records; /* received by this call */
-    uint64_t credit;  /* bytes of data for which there was no record without */
+    uint64_t credit;  /* bytes of data that still allow records without data */
     bool flooded;
     bool emptied; /* the last call to receive has all that had arrived */
     struct tls_peer peer;
@@ -49,7 +49,7 @@ struct iou_tls {
 
 /* ---- records ---------------------------------------------------------------------------------------------------- */
 
-/* A header says what it is in TLS 1.2; in TLS 1.3 it says that it is data, and what is inside comes second. */
+/* In TLS 1.2 the header has the type of the record. In TLS 1.3 it always says data, and the type inside follows. */
 static bool is_idle_record(int type, const unsigned char *data) {
     return (type == SSL3_RT_HEADER || type == SSL3_RT_INNER_CONTENT_TYPE) && *data != SSL3_RT_APPLICATION_DATA;
 }
@@ -122,16 +122,16 @@ void iou_tls_free(iou_tls *tls) {
     free(tls);
 }
 
-/* ---- what OpenSSL says of a call -------------------------------------------------------------------------------- */
+/* ---- the result of a call --------------------------------------------------------------------------------------- */
 
-/* Whether it failed because the peer's certificate is not to be believed. */
+/* Whether it failed because the peer's certificate is not trusted. */
 static bool is_rejected(int kind) {
     unsigned long code = ERR_peek_error();
     return kind == SSL_ERROR_SSL && ERR_GET_LIB(code) == ERR_LIB_SSL &&
            ERR_GET_REASON(code) == SSL_R_CERTIFICATE_VERIFY_FAILED;
 }
 
-/* What a call of OpenSSL that did not succeed is for the caller. The lock is held. */
+/* Return the result for the caller after a call of OpenSSL that did not succeed. The lock is held. */
 static int outcome(struct iou_tls *tls, int returned) {
     int kind = SSL_get_error(tls->ssl, returned);
     if (tls->flooded) {
@@ -202,7 +202,7 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
     }
     tls->emptied = tls->socket.partial = result == IOU_TLS_WANTS_INPUT;
     tls_exit(tls);
-    return got ? (int64_t)got : result; /* an error comes again */
+    return got ? (int64_t)got : result; /* the next call returns an error again */
 }
 
 bool tls_is_emptied(const iou_tls *tls) {
@@ -268,7 +268,7 @@ void iou_tls_end(iou_tls *tls) {
     tls_enter(tls);
     tls->socket.more = false;
     if (!tls->failure && !SSL_in_init(tls->ssl))
-        SSL_shutdown(tls->ssl); /* the peer's farewell is not waited for (RFC 8446 6.1) */
+        SSL_shutdown(tls->ssl); /* does not wait for the peer's close_notify (RFC 8446 6.1) */
     ERR_clear_error();
     tls_exit(tls);
 }
