@@ -2,7 +2,7 @@
 
 /*
  * Asynchronous reads and writes of fibers, by Linux AIO (aio.c): the fiber sleeps, and the calls of a round are
- * submitted together. Only for descriptors with O_DIRECT: the kernel does others at once, in the caller's time.
+ * submitted together. Only for descriptors with O_DIRECT: for others, the kernel does the call synchronously.
  */
 
 #ifndef IOUTIL_BASE_AIO_H

@@ -3,7 +3,7 @@
 /*
  * Token buckets. A bucket counts the bytes that were taken, and those that its rate has granted. Bytes are taken at
  * once, and the taker waits until all bytes before its own are granted. So the order is that of the calls, the bytes of
- * one taker may be more than the burst, and a changed rate counts for those that wait.
+ * one taker may be more than the burst, and a changed rate applies to takers that wait.
  */
 
 #define _GNU_SOURCE
@@ -20,8 +20,8 @@
 
 #define SECOND UINT64_C(1000000000)
 
-/* What was not used is granted later, for at most a quarter of a second: a thread that wakes late, or storage that
-   pauses, loses nothing, and in 9 s the rate is at most 3 % higher. */
+/* Bytes that were not used are granted later, for at most a quarter of a second: a thread that wakes late, or storage
+   that pauses, loses nothing, and in 9 s the rate is at most 3 % higher. */
 #define BURSTS 4
 
 struct iou_bucket {
@@ -86,7 +86,7 @@ static uint64_t take_bytes(iou_bucket *bucket, uint64_t bytes) {
     return before;
 }
 
-/* Return the ns until so many bytes are granted. */
+/* Return the ns until `due` bytes are granted. */
 static uint64_t left(iou_bucket *bucket, uint64_t due) {
     if (due == 0 || bucket->rate == 0)
         return 0;
@@ -200,7 +200,7 @@ void bucket_sleep(iou_bucket *bucket, uint64_t wakes, uint64_t ns) {
 
 /* ---- sharing ---------------------------------------------------------------------------------------------------- */
 
-/* The rule by which users share what is scarce. */
+/* The rule by which users share scarce resources. */
 int iou_may_have(uint64_t used, uint64_t more, uint64_t left) {
     return more <= left && used + more <= 2 * (left - more);
 }

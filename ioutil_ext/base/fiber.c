@@ -2,7 +2,7 @@
 
 /*
  * Fibers. makecontext(3) begins one on its stack; after that, setjmp(3) and longjmp(3) switch, without the two system
- * calls for the signal mask that swapcontext(3) makes. Sanitizers are told of each switch.
+ * calls for the signal mask that swapcontext(3) makes. Sanitizers are notified of each switch.
  */
 
 /* glibc's check of longjmp() takes a jump to another stack for an error. */
@@ -56,7 +56,7 @@ static void freed(struct fiber *fiber) {
 #define SWITCH_OUT(fiber)                                                                                              \
     __sanitizer_start_switch_fiber((fiber)->ended ? NULL : &(fiber)->sanitizer, thread_stack, thread_stack_size)
 #define SWITCHED_IN(fiber) __sanitizer_finish_switch_fiber((fiber)->sanitizer, &thread_stack, &thread_stack_size)
-/* What it keeps around the variables of a function that is left by a jump would stay on the stack. */
+/* Its red zones around the variables of a function that is left by a jump would stay on the stack. */
 #define JUMPS __attribute__((no_sanitize_address))
 
 #elif defined(__SANITIZE_THREAD__)

@@ -2,7 +2,7 @@
 
 /*
  * Fibers: functions with a stack of their own that a thread runs in turns (fiber.c). Code in a fiber is written as if
- * it had a thread; where a thread would sleep, it switches back to the thread. loop.h says when it goes on.
+ * it had a thread; where a thread would sleep, it switches back to the thread. loop.h describes when it continues.
  */
 
 #ifndef IOUTIL_BASE_FIBER_H
@@ -24,7 +24,7 @@ struct fiber {
     void *data; /* for its user */
     char *stack;
     bool begun, ended;
-    bool sleeps, token; /* it waits for a wake-up; a wake-up came before it slept */
+    bool sleeps, token; /* it waits for a wake-up; a wake-up has arrived before it slept */
     bool timed_out;
     uint64_t until; /* ns: the deadline of its wait */
     int fd;         /* the descriptor that it waits for, or -1 */

@@ -18,7 +18,7 @@
 #include "base/loop.h"
 #include "base/numbers.h"
 
-/* Most descriptors that fibers of a loop wait for at a time. Those of further ones are looked at in a later round. */
+/* Most descriptors that fibers of a loop wait for at a time. Those of further fibers are polled in a later round. */
 #define MAX_POLLED LOOP_FIBERS
 
 /* Most runs of fibers in a round. Their answers wait for the end of the round. */
@@ -26,8 +26,8 @@
 
 /*
  * Most runs in a round whose calls are a batch. 4 KiB at depth 16 on a disk, beside one run, medians of 7 and 9 rounds
- * in turns: 64 runs save a tenth of the processor time, but server and client wait for each other, reads come at 0.84
- * and writes at 0.94 of the rate; 4 save as much, at 1.04 and 1.05. In memory 64 reads and writes have 1.19 and 1.15.
+ * in turns: 64 runs save a tenth of the processor time, but server and client wait for each other, so reads have 0.84
+ * and writes 0.94 of the rate; 4 runs save as much, at 1.04 and 1.05. In memory, 64 runs have 1.19 and 1.15.
  */
 #define MAX_RUNS_OF_BATCH 4u
 
@@ -80,7 +80,8 @@ static void wake_fiber(struct fiber *fiber) {
     make_ready(fiber);
 }
 
-/* The eventfd is written with the lock held: the loop may end as soon as the fiber goes on. The lock is held. */
+/* Wake the loop if it sleeps. The lock is held while the eventfd is written, because the loop may end as soon as the
+   fiber continues. */
 static void disturb(struct loop *loop) {
     if (loop->asleep)
         eventfd_write(loop->event_fd, 1);
@@ -223,7 +224,7 @@ static int poll_until(struct pollfd *polled, nfds_t count, uint64_t until) {
     return ppoll(polled, count, until == FOR_EVER ? NULL : &time, NULL);
 }
 
-/* Wait until a fiber can go on. */
+/* Wait until a fiber can continue. */
 static void await_events(struct loop *loop) {
     struct pollfd polled[MAX_POLLED + 1];
     struct fiber *fibers[MAX_POLLED + 1];

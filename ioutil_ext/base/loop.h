@@ -29,8 +29,8 @@ struct batch {
 struct loop {
     int event_fd; /* readable after a wake-up by another thread, or completed I/O */
     uint32_t count;
-    struct link ready;    /* fibers that go on, in this order */
-    struct link yielded;  /* fibers that go on in the next round */
+    struct link ready;    /* fibers that continue, in this order */
+    struct link yielded;  /* fibers that continue in the next round */
     struct link sleeping; /* fibers whose wait has a deadline, or is for a descriptor */
     struct batch *batch;  /* or NULL before a fiber has begun a call */
     bool refused;         /* the kernel has refused such calls */
@@ -60,7 +60,7 @@ void loop_interrupt(struct loop *loop);
 
 /* ---- for a fiber ------------------------------------------------------------------------------------------------ */
 
-/* Let the other fibers that are ready run first, and go on in the next round of the loop. */
+/* Let the other fibers that are ready run first, and continue in the next round of the loop. */
 void fiber_yield(void);
 
 /* Sleep until fiber_wake(), which may have been called before. Returns false if it was not called until `until`, a time
@@ -68,9 +68,9 @@ void fiber_yield(void);
 bool fiber_sleep(uint64_t until);
 
 /*
- * End the sleep of a fiber, now or when it begins. Any thread may call this. After the fiber goes on, this does not use
- * it any more. Each call ends one sleep. So if a sleep has ended at its deadline and the wake-up will still come, sleep
- * once more.
+ * End the sleep of a fiber, now or when it begins. Any thread may call this. After the fiber continues, this does not
+ * use it any more. Each call ends one sleep. So if a sleep has ended at its deadline and the wake-up will still come,
+ * sleep once more.
  */
 void fiber_wake(struct fiber *fiber);
 

@@ -63,7 +63,7 @@ static int64_t real_lseek(int fd, int64_t offset, int whence) {
     return lseek(fd, offset, whence);
 }
 
-/* Not known: of block devices, and of file systems that tell no size, such as a tmpfs without a limit. */
+/* Not known for block devices, and for file systems that report no size, such as a tmpfs without a limit. */
 static int real_space(int fd, uint64_t *space) {
     struct statvfs fs;
     struct stat st;

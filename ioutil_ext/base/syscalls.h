@@ -15,7 +15,7 @@
 bool sys_is_real(void);
 
 int sys_open(const char *path, int flags);
-void sys_close(int fd); /* never retried: the descriptor is gone, whatever close() says */
+void sys_close(int fd); /* never retried: the descriptor is gone even if close() fails */
 ssize_t sys_pread(int fd, void *buffer, size_t length, uint64_t offset);
 ssize_t sys_pwrite(int fd, const void *buffer, size_t length, uint64_t offset);
 int sys_fallocate(int fd, int mode, uint64_t offset, uint64_t length);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Threads and fibers that wait. Each is woken once, when it has what it waits for, and without the lock of the list,
- * for which it would have to wait next.
+ * Threads and fibers that wait. Each is woken once, when its wait is over. The lock of the list is not held then,
+ * because the one that wakes up may need it next.
  */
 
 #define _GNU_SOURCE
@@ -36,8 +36,8 @@ void waiters_serve(struct link *waiters, struct link *served) {
         waiter_serve(container_of(waiters->next, struct waiter, link), served);
 }
 
-/* Who is woken may end its waiter, and the semaphore, before sem_post() returns. glibc's sem_post() does not use the
-   semaphore after the wake-up. */
+/* The thread that is woken may end its waiter, and the semaphore, before sem_post() returns. glibc's sem_post() does
+   not use the semaphore after the wake-up. */
 void waiter_wake(struct waiter *waiter) {
     struct fiber *fiber = waiter->fiber;
     waiter->state = WAITER_WOKEN;
