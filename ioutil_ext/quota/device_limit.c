@@ -6,8 +6,8 @@
  * disk, 64 reads of nbdcopy, 256 KiB each, began together and ended together 5.5 ms later. So long reads and writes
  * wait here for earlier ones.
  *
- * A device serves who has more under way more often. So while several tickets use it, each has the same limit of its
- * own, however many connections it has, and those that wait are served in turns.
+ * A device serves a ticket with more operations under way more often. So while several tickets use it, each has the
+ * same limit of its own, however many connections it has, and those that wait are served in turns.
  */
 
 #include <stdlib.h>
@@ -38,8 +38,8 @@
 #define SHARE (DEPTH / 2)
 #define LATELY_NS UINT64_C(20000000)
 
-/* If nothing ends for so long, operations under way seem to hang, and do not count any more: all, or those of a ticket.
- */
+/* If nothing ends for this time, operations under way seem to hang, and do not count any more: all, or those of a
+   ticket. */
 #define PATIENCE_NS UINT64_C(100000000)
 #define SHARE_PATIENCE_NS UINT64_C(1000000000)
 
@@ -194,7 +194,7 @@ static void write_off(struct limit_share *share, uint64_t now) {
 
 /* ---- for operations --------------------------------------------------------------------------------------------- */
 
-/* Let others not wait for operations that hang, after a wait of PATIENCE_NS. */
+/* Stop counting operations that hang, after a wait of PATIENCE_NS, so that others do not wait for them. */
 static void look_at_limit(struct limit_share *share) {
     struct device_limit *limit = share->limit;
     struct link admitted;

@@ -71,8 +71,8 @@ static void free_long(struct memory *memory) {
     free(memory);
 }
 
-/* The first one has what there is beside slabs. While it has that, others have what slabs could have, as far as the
-   rule goes: one that hangs stops those of its device only. The lock is held. */
+/* The first one has the memory outside of the slabs. While it has that, others take bytes of the slabs' limit, by the
+   rule of iou_may_have(). So one that hangs stops only those of its device. The lock is held. */
 static int take_long(struct memory_user *user, size_t size, struct memory **memory) {
     struct memory_pool *pool = user->pool;
     size = round_up(size, MEMORY_PIECE); /* munmap(2) needs the end of a page, which may be a huge one */

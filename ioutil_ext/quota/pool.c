@@ -11,8 +11,8 @@
 
 /*
  * The memory of a long READ of NBD whose reply must be one piece. It is outside of the slabs, and one such READ has it
- * at a time: so there is always some for one, whatever slabs are in use. One of another device may have it of the
- * slabs.
+ * at a time. So there is always memory for one, even if all slabs are in use. A READ of another device may use memory
+ * of the slabs.
  */
 #define MAX_LONG (POOL_LONG + PAGE_UNIT)
 
@@ -72,7 +72,7 @@ static void leave_quota(struct ticket_quota *quota) {
     free(quota);
 }
 
-/* Leave what the user has joined. */
+/* Leave the parts that the user has joined. */
 static void leave_parts(struct memory_user *user) {
     if (user->share)
         limit_part(user->share);
