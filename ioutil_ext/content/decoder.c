@@ -3,9 +3,9 @@
 /*
  * Decoders of bodies, which are one frame, and of clusters. Nothing else includes the library's header.
  *
- * What a peer may cost is bounded before it is spent: memory by the window that the head of the frame says, content by
- * the announced length, data by what a frame of this length can need. The library gets no room for more content than
- * was announced, however much the data would make.
+ * What a peer may cost is bounded before it is spent: memory by the window in the head of the frame, content by the
+ * announced length, data by what a frame of this length can need. The library gets no room for more content than was
+ * announced, however much the data would make.
  */
 
 #include <errno.h>
@@ -18,14 +18,14 @@
 #include "content/zstd.h"
 
 /*
- * What the library takes beside the window: 94 KiB of tables, a block of data and up to two of content (128 KiB each).
- * Measured with ZSTD_sizeof_DCtx() of 1.5.4: 225 KiB beside a window of 8 MiB.
+ * The memory of the library beside the window: 94 KiB of tables, a block of data and up to two of content (128 KiB
+ * each). Measured with ZSTD_sizeof_DCtx() of 1.5.4: 225 KiB beside a window of 8 MiB.
  */
 #define BESIDE_WINDOW (512 * KIB)
 
 /*
- * Most bytes of data for so much content. A block of 128 KiB that cannot be compressed takes 3 more; a program that
- * ends a block every 64 bytes takes 5 % more. So blocks without content cannot go on for ever.
+ * Most bytes of data for `length` bytes of content. A block of 128 KiB that cannot be compressed takes 3 more; a
+ * program that ends a block every 64 bytes takes 5 % more. So blocks without content cannot continue without end.
  */
 #define MOST_DATA(length) ((length) + (length) / 8 + KIB)
 
@@ -36,9 +36,9 @@ static atomic_uint_fast64_t all_taken, all_made;
 
 struct iou_zstd {
     uint64_t left;  /* bytes of content that were not made */
-    uint64_t spare; /* bytes of data that may still come */
+    uint64_t spare; /* bytes of data that may still arrive */
     unsigned char head[FRAME_MAX_HEAD];
-    size_t size, needed; /* bytes of the head that have come; all, 0: not known */
+    size_t size, needed; /* bytes of the head that have arrived; all, 0: not known */
     struct frame frame;
     uint64_t memory;      /* bytes that decoding may take, 0: not known */
     struct window window; /* these, when they were taken */
@@ -78,7 +78,7 @@ const char *iou_zstd_version(void) {
 
 /* ---- the head --------------------------------------------------------------------------------------------------- */
 
-/* Take data until the head has so many bytes. Returns how many were taken. */
+/* Take data until the head has `most` bytes. Returns how many were taken. */
 static size_t take_head_bytes(iou_zstd *decoder, const char *data, size_t length, size_t most) {
     size_t count = decoder->size < most ? min_u64(length, most - decoder->size) : 0;
     if (count)
@@ -169,7 +169,7 @@ static int begin_decoding(iou_zstd *decoder, iou_zstd_step *step) {
     return run_library(decoder, &head, &none, step);
 }
 
-/* Read on to the end of the frame, in which no content may be any more. */
+/* Read up to the end of the frame, which must not have more content. */
 static int finish_frame(iou_zstd *decoder, ZSTD_inBuffer *data, iou_zstd_step *step) {
     char excess;
     ZSTD_outBuffer room = {&excess, sizeof(excess), 0};
@@ -179,7 +179,7 @@ static int finish_frame(iou_zstd *decoder, ZSTD_inBuffer *data, iou_zstd_step *s
     return error || !room.pos ? error : refuse_frame(decoder, IOU_ZSTD_LENGTH, step);
 }
 
-/* Decode until the data is used up, or the room is full and all of the frame is read that can be. */
+/* Decode until the data is used up, or the room is full. After the last content, read up to the end of the frame. */
 static int decode_data(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
     int error = 0;
     if (decoder->left && !decoder->ended)
@@ -217,11 +217,11 @@ int iou_zstd_decode(iou_zstd *decoder, const void *data, uint64_t length, void *
 
 /* ---- clusters of images ----------------------------------------------------------------------------------------- */
 
-/* The window of a frame is the cluster if qemu has made it. A larger one, up to what the library takes without being
-   asked, is for other programs; more would be memory that the file demands. */
+/* The window of a frame is the cluster if qemu has made it. Other programs may have used a larger one, up to the 8 MiB
+   that decoders should support (RFC 8878 3.1.1.1.2). With more, a file could demand much memory. */
 #define MOST_WINDOW_BITS 23
 
-/* Each step that moves nothing ends the loop: empty frames cannot go on for ever. */
+/* Each step that moves nothing ends the loop, so empty frames cannot continue without end. */
 static int decode_step(ZSTD_DCtx *context, ZSTD_outBuffer *output, ZSTD_inBuffer *input) {
     while (output->pos < output->size) {
         size_t made = output->pos, taken = input->pos;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The head of a frame (RFC 8878 3.1.1.1). It is read before a decoder has memory, for it says how much that takes. The
- * library reads it once more, with the window found here as its limit.
+ * The head of a frame (RFC 8878 3.1.1.1). It is read before a decoder has memory, because it gives the size of this
+ * memory. The library reads it once more, with the window found here as its limit.
  */
 
 #include <string.h>
@@ -31,7 +31,7 @@ size_t frame_head_size(const unsigned char *head) {
            content_size(descriptor);
 }
 
-/* A number of so many bytes, the lowest first. Of two bytes: 256 more. */
+/* Read a number of `size` bytes, the lowest first. One of two bytes is stored as 256 less. */
 static uint64_t number(const unsigned char *at, size_t size) {
     uint64_t result = 0;
     for (size_t i = size; i > 0; i--)

@@ -6,9 +6,9 @@
 #include "api/ioutil.h"
 
 /*
- * Words are or-ed over a span, which the compiler turns into vector instructions, and the result is looked at once for
- * a span: a test for every word costs the vectors, and with no test in between data that is not zero is read to its
- * end.
+ * The bytes of a span. The OR of its words, which the compiler makes with vector instructions, is tested once. With a
+ * test for each word there would be no vectors; with one test at the end, data that is not zero would be read as a
+ * whole.
  */
 #define SPAN 1024u
 

@@ -2,12 +2,12 @@
 
 /*
  * The memory of all decoders of the process, of lanes and of Python (docs/adr/0045). A decoder cannot give its memory
- * back and go on later, as a request can with memory for data. So it is ended if its peer lets it wait while another
+ * back and continue later, as a request can with memory for data. So it is ended if it waits for its peer while another
  * one needs the memory.
  *
  * Everybody gets memory by the rule of iou_may_have(), here also the first window: three large ones do not keep small
- * ones out. Who was ended has only a half of the memory for a while, so that the other half is there for the rest when
- * he comes again at once.
+ * ones out. An owner whose decoder was ended has only a half of the memory for a while, so that the other half is free
+ * for the rest if it tries again at once.
  */
 
 #define _GNU_SOURCE
@@ -21,17 +21,17 @@
 #include "content/zstd.h"
 
 /*
- * A decoder rests if, in so many ns of waiting for its peer, it has made less content than this: the same amount as for
- * a peer that does not read (LANE_PAUSE_MS in lane/socket.h). At 10 Mbit/s and a ratio of 3 it rests, at 20 it does
- * not.
+ * A decoder rests if it has made less than PROGRESS bytes of content in REST_NS of waiting for its peer: the same
+ * limits as for a peer that does not read (LANE_PAUSE_MS in lane/socket.h). At 10 Mbit/s and a ratio of 3 it rests, at
+ * 20 it does not.
  */
 #define REST_NS UINT64_C(250000000)
 #define PROGRESS MIB
 
-/* For so long an owner has only a half, after a decoder of his was ended. */
+/* The time for which an owner has only a half, after a decoder of it was ended. */
 #define PENALTY_NS UINT64_C(10000000000)
 
-/* Owners that are remembered for it. Their decoders had all memory together: 128 is the most with 512 KiB each. */
+/* The number of such owners. Their decoders had at most all of the memory together, which is 128 times 512 KiB. */
 #define MOST_SLOW 128u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -101,7 +101,7 @@ static void make_room(uint64_t owner, uint64_t own, uint64_t memory, uint64_t no
     }
 }
 
-/* Take the memory, or ask others to end for it. */
+/* Take the memory, or ask other decoders to end. */
 static int take_window(struct window *window, uint64_t owner, uint64_t memory) {
     uint64_t now = now_ns(), own = used_by(owner);
     bool limited = is_slow(owner, now);

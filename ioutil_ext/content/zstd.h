@@ -31,7 +31,7 @@ int window_take(struct window *window, uint64_t owner, uint64_t memory);
 /* Give the memory back. Does nothing if there is none. */
 void window_put(struct window *window);
 
-/* Note that the decoder begins to wait for its peer, or that it goes on. */
+/* Note that the decoder begins to wait for its peer, or that it continues. */
 void window_rest(struct window *window);
 void window_go_on(struct window *window);
 
