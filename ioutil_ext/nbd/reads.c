@@ -106,12 +106,15 @@ static uint32_t add_extent(const struct request *request, iou_extent *extents, u
 }
 
 /* Add the rest of the range. Bytes past the end of the image are a hole, and have not changed. Bytes of a remote image
-   that its server has not reported are data, and every bitmap marks them. */
+   that its server has not reported are data, and every bitmap marks them. Other bytes are missing if another program
+   has made the file shorter: the reply ends before them, and the next request fails. */
 static uint32_t add_rest(const struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t most,
                          uint32_t count) {
     uint64_t start = extents_end(request, extents, count);
     uint64_t left = request->offset + request->length - start, size = lane->handle->image->size;
-    uint64_t untold = lane->handle->ops->remote && start < size ? min_u64(left, size - start) : 0;
+    if (count && start < size && !lane->handle->ops->remote)
+        return count;
+    uint64_t untold = start < size && lane->handle->ops->remote ? min_u64(left, size - start) : 0;
     count = add_extent(request, extents, count, untold, nbd_of(lane)->tells & ~(uint64_t)IOU_EXTENT_ZERO);
     return count < most ? add_extent(request, extents, count, left - untold, IOU_EXTENT_ZERO) : count;
 }

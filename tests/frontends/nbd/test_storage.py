@@ -185,6 +185,19 @@ async def test_data_that_we_have_zeroed_is_told_as_a_hole_at_once(world: World, 
     assert (await client.request(STATUS, MiB, 3 * MiB, REQ_ONE)).extents == [(3 * MiB, 3)]
 
 
+async def test_status_ends_before_what_another_program_has_cut_off(file_world: MakeWorld) -> None:
+    async with file_world() as world:
+        assert world.image is not None
+        world.put(pattern(4 * MiB))
+        client = await world.go()
+        assert (await client.request(READ, 0, 4096)).error == 0
+        os.truncate(world.image, MiB)
+        assert (await client.request(STATUS, 0, 4 * MiB)).extents == [(MiB, 0)]
+        assert (await client.request(STATUS, MiB, 3 * MiB)).error == ErrorNumber.EINVAL
+        assert (await client.request(READ, MiB, 4096)).error == ErrorNumber.EINVAL
+
+
+
 async def test_one_extent_from_inside_of_data_ends_where_that_or_the_range_does(world: World, tmp_path: Path) -> None:
     world.add("sparse", size=4 * MiB, path=sparse_file(tmp_path))
     client = await world.go("sparse")
