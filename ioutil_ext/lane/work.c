@@ -42,12 +42,11 @@ void work_begin(struct lane_work *work, uint64_t began, const iou_record *what) 
     pthread_mutex_unlock(&work->lock);
 }
 
-static void describe(struct lane_work *work, iou_record *record) {
-    pthread_mutex_lock(&work->lock);
-    record->elapsed = now_ns() - work->began;
+/* Set the times of a request that began at `began`. The lock is held. */
+static void set_times(const struct lane_work *work, uint64_t began, iou_record *record) {
+    record->elapsed = now_ns() - began;
     for (size_t i = 0; i < LENGTH(work->waited); i++)
         record->waited[i] = work->waited[i];
-    pthread_mutex_unlock(&work->lock);
 }
 
 void work_record(struct iou_lane *lane, struct lane_work *work, iou_record result) {
@@ -55,7 +54,9 @@ void work_record(struct iou_lane *lane, struct lane_work *work, iou_record resul
     if (!began)
         return;
     if (now_ns() - began >= records_least(lane->lanes->records)) {
-        describe(work, &result);
+        pthread_mutex_lock(&work->lock);
+        set_times(work, began, &result);
+        pthread_mutex_unlock(&work->lock);
         result.lane = lane->number;
         records_add(lane->lanes->records, &result);
     }
@@ -78,10 +79,13 @@ void work_cut(struct iou_lane *lane, struct lane_work *work) {
 }
 
 bool work_look(struct lane_work *work, iou_record *record) {
-    if (!work->began)
-        return false;
+    pthread_mutex_lock(&work->lock);
+    uint64_t began = work->began; /* read once: work_record() clears it without the lock */
     *record = what_runs(work);
-    describe(work, record);
+    set_times(work, began, record);
+    pthread_mutex_unlock(&work->lock);
+    if (!began)
+        return false;
     record->result = IOU_WAITS;
     for (uint32_t i = IOU_WAITS; i-- > 0;)
         if (work->waiting[i])

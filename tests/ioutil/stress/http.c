@@ -368,7 +368,10 @@ static void await_end(struct http_session *session) {
     iou_lane_stats stats;
     iou_lane_report reports[IOU_LANE_REPORTS];
     iou_range ranges[100];
+    iou_record oldest;
     do {
+        if (iou_lane_oldest(session->lane, &oldest) == 1)
+            CHECK(oldest.elapsed < DEADLINE_MS * UINT64_C(1000000));
         iou_lane_get_stats(session->lane, &stats);
         if (!stats.ended)
             CHECK(poll(&polled, 1, DEADLINE_MS) == 1);
