@@ -83,6 +83,25 @@ void lanes_leave(struct iou_lane *lane) {
 
 /* ---- places ----------------------------------------------------------------------------------------------------- */
 
+/* Let a lane give its place back if one is wanted, once only. The lock is held. */
+static bool give_place(struct iou_lane *lane) {
+    if (!lane->lanes->wanted || lane->state.refusing)
+        return false;
+    lane->lanes->wanted--;
+    lane->state.refusing = true;
+    return true;
+}
+
+bool lane_gives_place(struct iou_lane *lane) {
+    struct iou_lanes *lanes = lane->lanes;
+    if (!lanes->wanted) /* nearly always, so this takes no lock */
+        return false;
+    pthread_mutex_lock(&lanes->lock);
+    bool gives = give_place(lane);
+    pthread_mutex_unlock(&lanes->lock);
+    return gives;
+}
+
 void iou_lanes_recall(iou_lanes *lanes, uint32_t more) {
     if (lanes_are_foreign(lanes))
         return;
@@ -90,10 +109,8 @@ void iou_lanes_recall(iou_lanes *lanes, uint32_t more) {
     lanes->wanted = more ? lanes->wanted + more : 0;
     for (struct link *node = lanes->members.next; node != &lanes->members && lanes->wanted; node = node->next) {
         struct iou_lane *lane = container_of(node, struct iou_lane, member);
-        if (lane->state.rests && !lane->state.refusing && lane_gives_place(lane)) {
-            lane->state.refusing = true;
+        if (lane->state.rests && give_place(lane))
             loop_interrupt(&lane->tasks.loop);
-        }
     }
     pthread_mutex_unlock(&lanes->lock);
 }

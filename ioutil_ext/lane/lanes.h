@@ -20,7 +20,7 @@ struct iou_lanes {
     struct records *records;
     struct memory_pool pool;
     uint32_t born;               /* fork generation; a lane may outlive the engine */
-    pthread_mutex_t lock;        /* guards members and count. Taken before the locks of loops */
+    pthread_mutex_t lock;        /* guards members, count and changes of wanted. Taken before the locks of loops */
     struct link members;         /* lanes */
     uint32_t count;              /* of members */
     atomic_uint_fast32_t wanted; /* how many lanes have to give their places back; iou_lanes_recall() */

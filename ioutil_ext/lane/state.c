@@ -41,14 +41,6 @@ void lane_renew(struct iou_lane *lane) {
         ;
 }
 
-bool lane_gives_place(struct iou_lane *lane) {
-    atomic_uint_fast32_t *wanted = &lane->lanes->wanted;
-    uint_fast32_t count = *wanted;
-    while (count && !atomic_compare_exchange_weak(wanted, &count, count - 1))
-        ;
-    return count;
-}
-
 bool lane_cuts(const struct iou_lane *lane) {
     return lane->kind->finishes ? lane_canceled(lane) : lane_refuses(lane);
 }
