@@ -25,15 +25,14 @@ class DurableState(NamedTuple):
 
 
 class DurableRecord:
-    """A record with a journal of this name. Thread-safe. `shared` is C's iou_durable; with NULL nothing is recorded.
+    """A record. Thread-safe. `shared` is C's iou_durable; with NULL nothing is recorded.
 
     Any thread may ask for the state of a record, or write it, while its image is closed and after that.
     """
 
-    def __init__(self, shared: Any = ffi.NULL, name: str = "") -> None:
+    def __init__(self, shared: Any = ffi.NULL) -> None:
         #: C frees this with this object, so that no thread uses what another one has freed.
         self.shared = ffi.gc(shared, lib.iou_durable_release) if shared else shared
-        self.name = name
 
     @classmethod
     def new(cls, directory: int, name: str, header: str, ranges: Sequence[tuple[int, int]]) -> "DurableRecord":
@@ -48,7 +47,7 @@ class DurableRecord:
         code = lib.iou_durable_new(directory, name.encode(), header.encode(), told, len(told), result)
         if code:
             raise StorageError(-code, "keep a record of what is durable", "journal")
-        return cls(result[0], name)
+        return cls(result[0])
 
     def end(self) -> None:
         """Write what the journal does not have yet, and close it, so that another record may use it. Blocks.

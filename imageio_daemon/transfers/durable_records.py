@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -29,11 +29,14 @@ log = logging.getLogger(__name__)
 #: The directory of journals in the state directory.
 DIRECTORY = "durable"
 #: Seconds after which an unused journal is removed. An upload that is continued later starts from the beginning.
-MOST_AGE = 14 * 24 * 3600.0
+MOST_AGE = 14 * 24 * 3600
 #: Most journals that are kept, the newest ones. With 4 KiB each, they have 40 MiB.
 MOST_JOURNALS = 10_000
 #: Seconds between removals of old journals.
 TIDY_INTERVAL = 3600.0
+
+#: Removes a journal: directory, name, and the time of its last change in ns.
+Remove = Callable[[int, str, int], None]
 
 
 class _Image:
@@ -66,6 +69,8 @@ class RecordWriter:
     left: bool = False
     #: Whether it was logged that the journal cannot be kept.
     told: bool = False
+    #: The journal that the record has or will have, or "".
+    journal: str = ""
 
 
 class DurableRecords:
@@ -79,14 +84,15 @@ class DurableRecords:
         self.wanted = wanted
         self._lock = threading.Lock()
         self._images: dict[object, _Image] = {}
+        #: Held while an unused journal is removed, and while a writer says which journal it is going to use.
+        self._removal = threading.Lock()
         self._directory, self._why_none = (None, "") if state is None else _open_directory(state)
         self._tidied = time.monotonic()
         self._working: Future[None] | None = None
 
     def why_not_kept(self) -> str:
         """Return why records do not outlive the process as they should, or "" if they do."""
-        with self._lock:
-            writers = [writer for image in self._images.values() for writer in image.writers]
+        writers = self._writers()
         if any(writer.lacks for writer in writers):
             return "the record of an image cannot be made"
         error = next((error for writer in writers if (error := writer.record.state().error)), 0)
@@ -121,27 +127,37 @@ class DurableRecords:
 
         It does not wait for the disk. While the disk hangs, later calls only log.
         """
-        with self._lock:
-            writers = [writer for image in self._images.values() for writer in image.writers]
+        writers = self._writers()
         for writer in writers:
             self._tell(writer)
         if not self.working:
             due = [writer for writer in writers if writer.record.is_due]
             tidies = self._directory is not None and time.monotonic() - self._tidied >= TIDY_INTERVAL
             if due or tidies:
-                self._working = start_thread(lambda: self._work(writers, due, tidies=tidies))
+                self._working = start_thread(lambda: self._work(due, tidies=tidies))
 
     @property
     def working(self) -> bool:
         """Return whether a thread still works for an earlier watch()."""
         return self._working is not None and not self._working.done()
 
-    def _work(self, writers: Sequence[RecordWriter], due: Sequence[RecordWriter], *, tidies: bool) -> None:
+    def _work(self, due: Sequence[RecordWriter], *, tidies: bool) -> None:
         for writer in due:
             writer.record.write()
         if tidies and self._directory is not None:
             self._tidied = time.monotonic()
-            _tidy_or_tell(self._directory, {writer.record.name for writer in writers})
+            _tidy_or_tell(self._directory, self._remove_unused)
+
+    def _writers(self) -> list[RecordWriter]:
+        with self._lock:
+            return [writer for image in self._images.values() for writer in image.writers]
+
+    def _remove_unused(self, directory: int, name: str, changed: int) -> None:
+        """Remove a journal, unless a writer uses it, or has used it since it was found. Blocks. Raises OSError."""
+        with self._removal:
+            used = any(writer.journal == name for writer in self._writers())
+            if not used and os.stat(name, dir_fd=directory).st_mtime_ns == changed:
+                os.unlink(name, dir_fd=directory)
 
     def _enter(self, key: object) -> _Image:
         with self._lock:
@@ -182,6 +198,8 @@ class DurableRecords:
             log.info("no record of durable ranges: the image has no lasting identity", extra=_fields(writer.ticket))
             return NO_RECORD
         name = short_hash(info.lasting)
+        with self._removal:
+            writer.journal = name
         if writer.shared or not info.can_flush:
             _remove(self._directory, name)
             return NO_RECORD
@@ -243,26 +261,26 @@ def _open_directory(state: StateDirectory) -> tuple[int | None, str]:
     """Return the directory of journals, and remove old ones. Return None and the reason if that fails. Blocks."""
     try:
         directory = state.directory(DIRECTORY)
-        _tidy(directory, ())
+        _tidy(directory, lambda directory, name, _: os.unlink(name, dir_fd=directory))
     except OSError as e:
         log.warning("the record of durable ranges is not kept: %s", e)
         return None, e.strerror or str(e)
     return directory, ""
 
 
-def _tidy(directory: int, used: Container[str]) -> None:
-    """Remove journals that are old or too many, but none that is in use. Blocks. Raises OSError."""
-    found = [(os.stat(name, dir_fd=directory).st_mtime, name) for name in os.listdir(directory)]
+def _tidy(directory: int, remove: Remove) -> None:
+    """Remove journals that are old or too many, if they are not in use. Blocks. Raises OSError."""
+    found = [(os.stat(name, dir_fd=directory).st_mtime_ns, name) for name in os.listdir(directory)]
     found.sort(reverse=True)
-    oldest = time.time() - MOST_AGE
+    oldest = time.time_ns() - MOST_AGE * 10**9
     for number, (changed, name) in enumerate(found):
-        if (number >= MOST_JOURNALS or changed < oldest) and name not in used and not name.startswith(UNFINISHED):
-            os.unlink(name, dir_fd=directory)
+        if (number >= MOST_JOURNALS or changed < oldest) and not name.startswith(UNFINISHED):
+            remove(directory, name, changed)
 
 
-def _tidy_or_tell(directory: int, used: Container[str]) -> None:
+def _tidy_or_tell(directory: int, remove: Remove) -> None:
     try:
-        _tidy(directory, used)
+        _tidy(directory, remove)
     except FileNotFoundError:
         return  # a record has just become void; the next call removes the other journals
     except OSError as e:

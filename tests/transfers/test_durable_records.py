@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -285,6 +286,33 @@ async def test_old_journals_are_removed_while_the_daemon_runs(
     expected = {short_hash(name) for name in ("new", "used")}
     eventually(lambda: {path.name for path in journals.iterdir()} == expected, "the old one is removed")
     await records.close(used)
+
+
+async def test_old_journal_whose_record_is_opened_while_it_is_removed_stays(
+    records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_records, "TIDY_INTERVAL", 0)
+    await records.close(await open_image("a"))
+    (journal,) = journals.iterdir()
+    os.utime(journal, (0, 0))
+    found, go_on, tidy = threading.Event(), threading.Event(), durable_records._tidy
+
+    def tidy_slowly(directory: int, remove: durable_records.Remove) -> None:
+        def remove_later(*journal: Any) -> None:
+            found.set()
+            go_on.wait(60)
+            remove(*journal)
+
+        tidy(directory, remove_later)
+
+    monkeypatch.setattr(durable_records, "_tidy", tidy_slowly)
+    records.watch()
+    assert await asyncio.to_thread(found.wait, 60)
+    writer = await open_image("a")
+    go_on.set()
+    eventually(lambda: not records.working, "the removal has ended")
+    assert journal.exists()
+    await records.close(writer)
 
 
 async def test_too_many_journals_are_removed(
