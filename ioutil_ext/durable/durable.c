@@ -52,7 +52,7 @@ void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, 
 /* Let a flush cover the ranges that were changed before. False: it covers none. */
 static bool cover(struct iou_durable *record, struct iou_covered *covered, uint64_t offset, uint64_t length) {
     pthread_mutex_lock(&record->lock);
-    bool covers = record->flushing < MOST_FLUSHES && !record->closed;
+    bool covers = record->flushing < MOST_FLUSHES && !record->closed && !durable_is_overwritten(record);
     if (covers) {
         record->flushing++;
         link_append(&record->flushes, &covered->link);

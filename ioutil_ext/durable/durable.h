@@ -67,6 +67,9 @@ void durable_forget(struct iou_durable *record, uint64_t start, uint64_t end);
    written. */
 bool durable_has(const struct iou_durable *record, uint64_t start, uint64_t end);
 
+/* Return whether durable bytes change so often that nothing becomes durable for some seconds. */
+bool durable_is_overwritten(const struct iou_durable *record);
+
 /* Add ranges that are on stable storage. */
 void durable_add(struct iou_durable *record, const struct ranges *ranges);
 

@@ -41,13 +41,17 @@ void durable_close(struct iou_durable *record) {
     ranges_free(&record->changed);
 }
 
-static bool is_overwritten(const struct iou_durable *record) {
+bool durable_is_overwritten(const struct iou_durable *record) {
     return record->removals >= MOST_REMOVALS && now_ns() - record->window <= WINDOW;
 }
 
 void durable_add(struct iou_durable *record, const struct ranges *ranges) {
-    if (record->closed || ranges->count == 0 || is_overwritten(record))
+    if (record->closed || ranges->count == 0)
         return;
+    if (durable_is_overwritten(record)) {
+        ranges_join(&record->changed, ranges); /* for the first flush after the window */
+        return;
+    }
     struct place place = {0};
     for (const iou_range *range; (range = blocks_next(ranges, &place));) {
         iou_range fitting = ranges_fit(&record->durable, range->start, range->end);
@@ -56,6 +60,11 @@ void durable_add(struct iou_durable *record, const struct ranges *ranges) {
     }
     if (record->unwritten.count && !record->unsynced_since)
         record->unsynced_since = now_ns();
+}
+
+/* All that the journal has is on stable storage. */
+static void note_sync(struct iou_durable *record) {
+    record->unsynced_since = record->unwritten.count ? now_ns() : 0;
 }
 
 /* ---- the journal; journal_lock is held -------------------------------------------------------------------------- */
@@ -91,7 +100,7 @@ static int rewrite(struct iou_durable *record) {
     ranges_join(&copy, &record->durable);
     record->durable.lost = false;
     ranges_free(&record->unwritten);
-    record->unsynced_since = 0;
+    note_sync(record);
     pthread_mutex_unlock(&record->lock);
     int error = copy.lost ? -ENOMEM : journal_rewrite(&record->journal, &copy);
     pthread_mutex_lock(&record->lock);
@@ -125,8 +134,8 @@ static int append_unwritten(struct iou_durable *record) {
     if (!error && record->journal.dirty && now_ns() - record->journal.synced_at >= SYNC_INTERVAL)
         error = journal_sync(&record->journal);
     pthread_mutex_lock(&record->lock);
-    if (record->unwritten.count == 0 && (error || !record->journal.dirty))
-        record->unsynced_since = 0;
+    if (error || !record->journal.dirty)
+        note_sync(record);
     pthread_mutex_unlock(&record->lock);
     ranges_free(&ranges);
     return error;
@@ -179,6 +188,8 @@ int durable_take_out(struct iou_durable *record, uint64_t start, uint64_t end) {
         error = write_removal(record, out);
     pthread_mutex_lock(&record->lock);
     record->leaving = (iou_range){0};
+    if (durable && !error)
+        note_sync(record);
     if (error) {
         ranges_join(&record->durable, &taken);
         record->durable.lost |= taken.lost;

@@ -28,8 +28,8 @@ struct ranges {
     struct block **blocks;
     uint32_t used, room; /* blocks in the directory */
     uint32_t count;      /* ranges */
-    uint64_t unit;       /* to which ranges were cut when the set was full, or 0; an empty set forgets it */
-    bool lost;           /* bytes were lost; the owner clears it */
+    uint64_t unit; /* to which ranges were cut when the set was full, or 0; removals that empty the set reset it */
+    bool lost;     /* bytes were lost; the owner clears it */
 };
 
 /* The place of a range. {used, 0} is the place behind the last one. */

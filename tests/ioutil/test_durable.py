@@ -323,13 +323,21 @@ def test_set_that_was_full_gets_small_ranges_again_when_it_is_empty(full_record:
 # Disks in use
 
 
-def test_nothing_becomes_durable_while_durable_bytes_change_all_the_time(make_record: Callable[..., Record]) -> None:
+def test_nothing_becomes_durable_for_10_seconds_while_durable_bytes_change_all_the_time(make_record: Callable[..., Record]) -> None:
     record = make_record()
     for _ in range(MOST_REMOVALS):
         record.changed(0, PAGE, durable=True)
         assert record.change(0, PAGE) == 0
     record.changed(0, PAGE, durable=True)
+    record.changed(MiB, 2 * MiB, durable=False)
+    flush(record)
     assert record.ranges() == record.on_disk() == []
+
+    def is_added_by_a_flush() -> bool:
+        flush(record)
+        return record.ranges() == [(0, PAGE), (MiB, 2 * MiB)]
+
+    eventually(is_added_by_a_flush, "10 seconds pass")
 
 
 def test_many_flushes_share_a_write_of_the_journal(make_record: Callable[..., Record]) -> None:
@@ -379,4 +387,32 @@ def test_what_was_written_without_a_sync_is_synced_a_second_later(
     eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
     lib.iou_durable_write(record.shared)
     assert sync.reached.is_set()
+    assert not lib.iou_durable_is_due(record.shared)
+
+
+def test_removal_syncs_what_was_written_before_it(make_record: Callable[..., Record]) -> None:
+    record = make_record((0, PAGE))
+    record.changed(PAGE, 2 * PAGE, durable=True)
+    lib.iou_durable_write(record.shared)
+    eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
+    assert record.change(0, PAGE) == 0
+    assert not lib.iou_durable_is_due(record.shared)
+
+
+def test_what_becomes_durable_during_a_sync_waits_a_second_for_the_next_one(
+    make_record: Callable[..., Record], sync: Sync
+) -> None:
+    record = make_record()
+    record.changed(0, PAGE, durable=True)
+    lib.iou_durable_write(record.shared)
+    eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
+    sync.holds = True
+    writing = threading.Thread(target=lambda: lib.iou_durable_write(record.shared))
+    writing.start()
+    assert sync.reached.wait(60)
+    record.changed(PAGE, 2 * PAGE, durable=True)
+    sync.go_on.set()
+    writing.join()
+    lib.iou_durable_write(record.shared)
+    assert record.on_disk() == [(0, 2 * PAGE)]
     assert not lib.iou_durable_is_due(record.shared)
