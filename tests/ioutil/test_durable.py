@@ -323,7 +323,9 @@ def test_set_that_was_full_gets_small_ranges_again_when_it_is_empty(full_record:
 # Disks in use
 
 
-def test_nothing_becomes_durable_for_10_seconds_while_durable_bytes_change_all_the_time(make_record: Callable[..., Record]) -> None:
+def test_flush_covers_nothing_for_10_seconds_while_durable_bytes_change_all_the_time(
+    make_record: Callable[..., Record],
+) -> None:
     record = make_record()
     for _ in range(MOST_REMOVALS):
         record.changed(0, PAGE, durable=True)

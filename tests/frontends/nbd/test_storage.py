@@ -197,7 +197,6 @@ async def test_status_ends_before_what_another_program_has_cut_off(file_world: M
         assert (await client.request(READ, MiB, 4096)).error == ErrorNumber.EINVAL
 
 
-
 async def test_one_extent_from_inside_of_data_ends_where_that_or_the_range_does(world: World, tmp_path: Path) -> None:
     world.add("sparse", size=4 * MiB, path=sparse_file(tmp_path))
     client = await world.go("sparse")
