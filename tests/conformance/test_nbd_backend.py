@@ -314,6 +314,38 @@ async def test_a_server_that_answers_its_warm_up_late_gets_a_goodbye(server: Fak
     await eventually_async(lambda: server.commands(Command.DISC))
 
 
+async def test_a_warm_up_that_is_answered_while_the_image_is_closed_asks_no_more(
+    server: FakeNbd, open_nbd: Open, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def close(client: nbd_client.NbdClient, wait: float) -> None:
+        """Let the loop see the end of the session before the answer."""
+        loop.remove_reader(fd)
+        held.release()
+        await eventually_async(lambda: engine.load().busy == 0)
+        await client_close(client, wait)
+
+    def read_into(*_: object) -> Awaitable[object]:
+        read.append(backend.name)  # C would use memory that was freed
+        raise Canceled
+
+    read: list[str] = []
+    loop, client_close = asyncio.get_running_loop(), nbd_client.NbdClient.close
+    monkeypatch.setattr(nbd_client.NbdClient, "close", close)
+    monkeypatch.setattr(NbdBackend, "read_into", read_into)
+    monkeypatch.setattr(nbd_warm_up, "CLOSE_TIMEOUT", 0.05)
+    server.size, held = 2 * WARM_UP, server.hold_back(Command.BLOCK_STATUS)
+    backend = await open_nbd(server)
+    await eventually_async(lambda: server.commands(Command.BLOCK_STATUS))
+    queue = engine._queue
+    assert queue is not None
+    assert backend._warm_up is not None
+    fd = lib.iou_queue_fd(queue._queue)
+    await backend.close()
+    loop.add_reader(fd, queue._reap)
+    await backend._warm_up._task
+    assert not read
+
+
 async def test_a_session_that_died_is_not_opened_again_to_warm_the_server_up(server: FakeNbd, open_nbd: Open) -> None:
     server.size, server.greeted = 2 * WARM_UP, 1
     opening = asyncio.ensure_future(open_nbd(server, connections=2))

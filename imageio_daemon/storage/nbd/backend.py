@@ -168,6 +168,7 @@ class WarmUp:
         with suppress(Error):
             # IOU_NOW: these fail at once if the server is gone.
             found = await self._image.list_extents(self._op, 0, WARM_UP, 1, lib.IOU_LAYERS | lib.IOU_NOW)
+            self._op.require_running()  # end() may not wait for this, and then the image is closed
             if found.end >= WARM_UP and all(extent.zero for extent in found):
                 await self._image.read_into(self._op, 0, UNSEEN, lib.IOU_WHOLE | lib.IOU_NOW)
 
