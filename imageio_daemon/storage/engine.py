@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
+from ..image.chain import ChainMemory
 from ..runtime.background import surely
 from .completion_queue import CompletionQueue, Explain, Submission, no_more
 from .completions import check, kind_name
@@ -72,16 +73,16 @@ class Engine:
         )
 
     def submit_open_qcow2(
-        self, chain: Any, path: str, *, writable: bool, shared: bool, op: Operation
+        self, memory: ChainMemory, path: str, *, writable: bool, shared: bool, op: Operation
     ) -> "asyncio.Future[Any]":
-        """Open an image in the format qcow2, as submit_open() does. `chain` is an iou_qcow2_chain, with its memory.
+        """Open an image in the format qcow2, as submit_open() does. Retains the memory until the open has ended.
 
         If `op` is cancelled, the open ends also while it reads the tables, as it does for writing.
         """
         flags = _open_flags(writable=writable, shared=shared)
         return self._of_loop().submit(
-            Submission(lib.IOU_OPEN, path, flags, holders=(op,), held=chain),
-            lambda queue, cookie: lib.iou_submit_open_qcow2(queue, cookie, chain, flags, op.control),
+            Submission(lib.IOU_OPEN, path, flags, holders=(op,), held=memory),
+            lambda queue, cookie: lib.iou_submit_open_qcow2(queue, cookie, memory.chain, flags, op.control),
         )
 
     def submit(

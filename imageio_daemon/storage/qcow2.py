@@ -133,7 +133,7 @@ async def _unlocked(engine: Engine, memory: ChainMemory, path: str, *, writable:
 
 async def _judged(engine: Engine, memory: ChainMemory, path: str, *, writable: bool, shared: bool) -> Any:
     op = Operation()
-    opening = engine.submit_open_qcow2(memory.chain, path, writable=writable, shared=shared, op=op)
+    opening = engine.submit_open_qcow2(memory, path, writable=writable, shared=shared, op=op)
     try:
         handle = await opened(engine, opening, op, path)
     except StorageError:
