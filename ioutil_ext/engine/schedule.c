@@ -90,8 +90,10 @@ int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id, v
     op->device = find_device(engine, device_id);
     if (!op->device)
         return -ENOMEM;
-    if (!op->claimed)
+    if (!op->claimed) { /* parked operations are canceled by schedule_cancel() only */
         op->claim.admitted = admitted;
+        op->claim.canceled = NULL;
+    }
     int error = op_claim(op);
     if (error == 0)
         enqueue(engine, &op->device->queue, op);
