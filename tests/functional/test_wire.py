@@ -78,6 +78,18 @@ def test_pipelined_writes_and_reads_take_effect_in_order(client: Connection, ima
     assert image.read(0, 5) == b"abc\0\0"
 
 
+def test_a_long_request_behind_a_body_that_pauses_is_served(client: Connection, image: Image) -> None:
+    start, content = 4096, pattern(MiB // 2, seed=1)
+    first = encode_request("PUT", f"{image.url}?flush=n", {"Content-Range": "bytes 0-99/*"}, bytes(100))
+    # C receives the start of this one with the rest of that body, and leaves it to Python.
+    decided = {"Content-Range": f"bytes {start}-*/*", "If-Match": "*"}
+    client.send(first[:-50])
+    assert client.is_silent()
+    client.send(first[-50:] + encode_request("PUT", f"{image.url}?flush=n", decided, content))
+    assert [client.receive(to="PUT").status for _ in range(2)] == [200, 200]
+    assert image.read(start, len(content)) == content
+
+
 def test_pipelined_requests_after_an_error_are_served(client: Connection, image: Image) -> None:
     client.send(
         encode_request("GET", image.url, {"Range": "bytes=x"})

@@ -257,6 +257,8 @@ class RequestSequence:
             self._life.abort(end.cut if reason == "client" else reason)
             return False
         self._incoming.ahead += end.rest
+        if self._incoming.is_full:  # the next lane takes no more bytes than a lane can give back
+            self._transport.hold("ahead")
         self._transport.release("handover")
         return True
 
