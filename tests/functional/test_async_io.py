@@ -19,8 +19,6 @@ from tests.support.processes import open_files
 
 CONTENT = pattern(3 * MiB, seed=1)
 
-TOLD = "the kernel refuses asynchronous I/O"
-
 
 @pytest.fixture(scope="module", params=["EAGAIN", "EPERM", "ENOSYS"])
 def error(request: pytest.FixtureRequest) -> str:
@@ -66,20 +64,20 @@ def test_without_it_qemu_nbd_has_threads_too(refused: Daemon, tmp_path: Path) ->
 
 
 def test_a_refusal_is_in_the_log(refused: Daemon, error: str) -> None:
-    refused.log.wait_for(rf"WARNING .*{TOLD}.* error=\"{os.strerror(getattr(errno, error))}\"")
+    refused.log.wait_for(rf"WARNING .*{refusing.NO_AIO}.* error=\"{os.strerror(getattr(errno, error))}\"")
 
 
 def test_a_check_tells_it(refused: Daemon, error: str) -> None:
     command = [*refusing.wrapper(f"io_setup:{error}"), *PROGRAM, "check", "--conf-dir", str(refused.directory)]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    assert f"{TOLD} ({os.strerror(getattr(errno, error))}, " in told
+    assert f"{refusing.NO_AIO} ({os.strerror(getattr(errno, error))}, " in told
 
 
 def test_it_is_used_where_it_is_and_else_told(make_daemon: MakeDaemon) -> None:
     """What this host has decides, which `make test REFUSE=io_setup:EAGAIN` changes."""
     daemon = make_daemon()
     daemon.log.wait_for(r"INFO .*ready")
-    is_told = daemon.log.find(TOLD) is not None
+    is_told = daemon.log.find(refusing.NO_AIO) is not None
     assert (is_told, has_context(daemon)) == ((True, False) if async_io_error() else (False, True))
 
 

@@ -46,6 +46,15 @@ class Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(Instruction)))
 
 
+#: What programs of this project say where the kernel refuses asynchronous I/O.
+NO_AIO = "the kernel refuses asynchronous I/O"
+
+
+def without_no_aio(text: str) -> str:
+    """Return the lines but those that say NO_AIO: on a host that refuses it everywhere, they mean nothing."""
+    return "".join(line for line in text.splitlines(keepends=True) if NO_AIO not in line)
+
+
 def wrapper(refused: str) -> list[str]:
     """Return the beginning of a command line that runs a command with the filter in this project's directory."""
     return [sys.executable, "-m", __name__, refused]
