@@ -241,6 +241,7 @@ def test_blocks_are_listed_and_zeros_are_named(client: Connection, new_image: Ma
     assert zeros == [(MiB, MiB), (4 * MiB, 3 * MiB)]
 
 
+@needs(Trait.HERE)
 def test_list_of_a_range_begins_there(client: Connection, new_image: MakeImage) -> None:
     query = f"blocks={MiB}&offset=4096&length={MiB + 10}&algorithm=sha256"
     part = CONTENT[4096 : 4096 + MiB + 10]
@@ -251,6 +252,7 @@ def test_list_of_a_range_begins_there(client: Connection, new_image: MakeImage) 
     assert end == {"length": len(part), "checksum": checksum(part, "sha256", MiB)}
 
 
+@needs(Trait.HERE, Trait.HOLES)
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024 * MiB])
 def test_list_of_a_hole_has_one_line_for_it(client: Connection, new_image: MakeImage, size: int) -> None:
     _, *blocks, end = listed(client.get(f"{new_image(size=size).url}/checksum?blocks={16 * MiB}").body)
@@ -258,6 +260,7 @@ def test_list_of_a_hole_has_one_line_for_it(client: Connection, new_image: MakeI
     assert end["length"] == size
 
 
+@needs(Trait.HERE)
 def test_long_list_comes_in_pieces(client: Connection, new_image: MakeImage) -> None:
     pieces = {at * MiB: b"x" for at in range(0, 1400, 2)}
     image = new_image(size=1400 * MiB, pieces=pieces)

@@ -24,6 +24,7 @@ def test_methods_of_what_is_below_an_image_are_told(client: Connection, new_imag
     assert (answer.status, answer.headers["Allow"]) == (200, "OPTIONS,GET")
 
 
+@needs(Trait.TAGGED)
 def test_head_with_a_condition_has_the_tag(client: Connection, new_image: MakeImage) -> None:
     image = new_image(ops=["read"])
     tag = client.request("HEAD", image.url).headers["ETag"]

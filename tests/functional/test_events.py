@@ -10,6 +10,7 @@ import pytest
 from tests.support.daemon import STATE, Daemon, MakeDaemon
 from tests.support.http_client import Connection, connect_tcp
 from tests.support.images import MakeImage, MiB
+from tests.support.places import Trait, needs
 
 
 def events(daemon: Daemon, after: int = 0) -> list[dict[str, Any]]:
@@ -22,6 +23,7 @@ def last(daemon: Daemon) -> int:
     return max((event["number"] for event in events(daemon)), default=0)
 
 
+@needs(Trait.OWN)
 def test_each_change_of_a_ticket_is_told_with_its_caller(daemon: Daemon, new_image: MakeImage) -> None:
     before = last(daemon)
     image = new_image(size=MiB, transfer_id="job")

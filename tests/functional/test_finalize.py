@@ -209,6 +209,7 @@ def test_malformed_checksums_are_refused(client: Connection, image: Image, check
     assert client.put(image.url, b"data").status == 200, "and the image stays writable"
 
 
+@needs(Trait.HOLES)
 def test_as_many_blocks_as_fit_into_1_mib_are_read(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=15_000 * MiB)
     told = client.get(f"{image.url}/checksum?block_size={MiB}").json()
@@ -347,6 +348,7 @@ def test_it_stays_finalized_after_a_restart(
         assert client.put(image.url, b"change").status == 403
 
 
+@needs(Trait.HERE)
 def test_a_ticket_that_is_installed_again_may_write(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image(CONTENT)
     finalize(client, image.url, checksum_of(CONTENT))

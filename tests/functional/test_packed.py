@@ -95,12 +95,14 @@ def test_an_empty_image(client: Connection, new_image: MakeImage, directory: Pat
     check(client.get(packed(new_image(b""))).body, b"", directory)
 
 
+@needs(Trait.HERE)
 @pytest.mark.parametrize("size", [1, 511, 512, 513, CLUSTER - 1, CLUSTER, CLUSTER + 1, MiB])
 def test_images_of_each_size(client: Connection, new_image: MakeImage, size: int, directory: Path) -> None:
     content = pattern(size, seed=size)
     check(client.get(packed(new_image(content))).body, content, directory)
 
 
+@needs(Trait.HERE, Trait.RAW_FILE)
 def test_zeros_take_no_space(client: Connection, new_image: MakeImage, directory: Path) -> None:
     pieces = {100 * MiB: b"x", 700 * MiB: pattern(100_000)}
     image = new_image(size=1024 * MiB, pieces=pieces)
@@ -110,6 +112,7 @@ def test_zeros_take_no_space(client: Connection, new_image: MakeImage, directory
     check(answer.body, image.path, directory)
 
 
+@needs(Trait.HERE, Trait.PATH)
 def test_many_extents(client: Connection, new_image: MakeImage, directory: Path) -> None:
     """More than one call of C tells. The file is in memory: file systems of disks take long to remove it."""
     with TemporaryDirectory(dir="/dev/shm") as memory:
@@ -135,6 +138,7 @@ def test_a_chain_of_qcow2_files(client: Connection, daemon: Daemon, directory: P
     check(client.get(f"/images/{image}?format=qcow2").body, alone, directory)
 
 
+@needs(Trait.HERE)
 def test_a_ticket_of_a_part_gives_that_part(client: Connection, new_image: MakeImage, directory: Path) -> None:
     image = new_image(CONTENT, ticket_size=100_001)
     check(client.get(packed(image)).body, CONTENT[:100_001], directory)
@@ -189,6 +193,7 @@ def test_a_download_goes_on_while_the_image_is_the_same(
     assert client.get(url, {"If-None-Match": first.headers["ETag"]}).status == 304
 
 
+@needs(Trait.HERE, Trait.TAGGED)
 @pytest.mark.parametrize("ops", [["read"], ["write"]], ids=str)
 @pytest.mark.parametrize("where", [10, 200_000], ids=["in place", "in a hole"])
 def test_a_download_begins_anew_when_the_image_has_changed(
@@ -205,6 +210,7 @@ def test_a_download_begins_anew_when_the_image_has_changed(
     assert client.get(packed(image), {"If-Match": before}).status == 412
 
 
+@needs(Trait.HERE, Trait.RAW_FILE)
 def test_a_map_that_others_have_changed_has_another_tag(client: Connection, new_image: MakeImage) -> None:
     """What other programs write is not seen, but that a hole was filled is."""
     image = new_image(size=MiB, pieces={0: CONTENT[:100_000]}, ops=["read"])
@@ -216,6 +222,7 @@ def test_a_map_that_others_have_changed_has_another_tag(client: Connection, new_
     assert (answer.status, answer.headers["ETag"] != before) == (200, True)
 
 
+@needs(Trait.HERE, Trait.TAGGED)
 def test_the_tag_is_not_that_of_the_raw_image(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ops=["read"])
     assert client.get(packed(image)).headers["ETag"] != client.get(image.url).headers["ETag"]
@@ -239,6 +246,7 @@ def begin(client: Connection, daemon: Daemon, image: Image) -> int:
     return length
 
 
+@needs(Trait.HERE, Trait.TAGGED)
 def test_a_writer_does_not_spoil_the_file(
     client: Connection, daemon: Daemon, connect: Connect, new_image: MakeImage, directory: Path
 ) -> None:
@@ -254,6 +262,7 @@ def test_a_writer_does_not_spoil_the_file(
     subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", directory / "downloaded"], check=True)
 
 
+@needs(Trait.HERE, Trait.RAW_FILE)
 def test_an_image_that_was_cut_is_no_whole_answer(client: Connection, daemon: Daemon, new_image: MakeImage) -> None:
     image = new_image(pattern(64 * MiB), ops=["read"])
     begin(client, daemon, image)
@@ -262,6 +271,7 @@ def test_an_image_that_was_cut_is_no_whole_answer(client: Connection, daemon: Da
         client.receive()
 
 
+@needs(Trait.OWN)
 def test_the_image_is_closed_when_the_ticket_is_removed(
     client: Connection, daemon: Daemon, new_image: MakeImage
 ) -> None:
@@ -272,6 +282,7 @@ def test_the_image_is_closed_when_the_ticket_is_removed(
     assert not daemon.has_open(image.path)
 
 
+@needs(Trait.HERE)
 def test_progress_is_that_of_the_file(client: Connection, daemon: Daemon, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ops=["read"])
     length = len(client.get(packed(image)).body)
@@ -279,6 +290,7 @@ def test_progress_is_that_of_the_file(client: Connection, daemon: Daemon, new_im
     assert (status["transferred"], status["read"]) == (length, length)
 
 
+@needs(Trait.HERE)
 def test_options_tells_it(client: Connection, new_image: MakeImage) -> None:
     assert "qcow2" in client.request("OPTIONS", new_image(CONTENT).url).json()["features"]
     assert "qcow2" in client.request("OPTIONS", "/images/*").json()["features"]

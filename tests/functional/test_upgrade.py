@@ -95,6 +95,7 @@ def test_it_is_one_of_the_connections_and_of_the_lanes(make_daemon: MakeDaemon, 
     assert [metrics.sum(name, service="remote") for name in names] == [2, 2, 2]
 
 
+@needs(Trait.HERE)
 def test_requests_before_it_are_served(client: Connection, image: Image) -> None:
     for _ in range(3):
         assert client.get(image.url, {"Range": "bytes=0-9"}).status == 206
@@ -103,6 +104,7 @@ def test_requests_before_it_are_served(client: Connection, image: Image) -> None
     assert nbd.request(Command.READ, 0, 10) == (0, image.content()[:10])
 
 
+@needs(Trait.HERE)
 def test_bytes_behind_the_request_are_those_of_nbd(client: Connection, image: Image) -> None:
     payload = InfoRequest("", ()).pack()
     early = struct.pack(">I", 3) + OptionHeader(OptionType.GO, len(payload)).pack() + payload
@@ -114,6 +116,7 @@ def test_bytes_behind_the_request_are_those_of_nbd(client: Connection, image: Im
     assert client._exactly(8) == image.content()[:8]
 
 
+@needs(Trait.HERE)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -159,6 +162,7 @@ def test_only_get_is_upgraded(client: Connection, image: Image, method: str) -> 
 # Names and options
 
 
+@needs(Trait.HERE)
 def test_export_is_the_default_one_and_that_of_the_ticket(client: Connection, daemon: Daemon, image: Image) -> None:
     other = daemon.add_ticket(image.path, SIZE)
     nbd = upgraded(client, image.url)
@@ -169,6 +173,7 @@ def test_export_is_the_default_one_and_that_of_the_ticket(client: Connection, da
     assert nbd.go(ticket) == Reply.ACK
 
 
+@needs(Trait.HERE)
 def test_tls_and_the_list_are_refused_inside(client: Connection, image: Image) -> None:
     nbd = upgraded(client, image.url)
     assert [nbd.ask(option)[-1][0] for option in (OptionType.STARTTLS, OptionType.LIST)] == [Reply.ERR_POLICY] * 2
@@ -202,6 +207,7 @@ def test_read_only_ticket_is_a_read_only_export(daemon: Daemon, client: Connecti
 # Its end
 
 
+@needs(Trait.HERE)
 @pytest.mark.parametrize("entered", [True, False])
 def test_end_of_the_ticket_ends_it(daemon: Daemon, client: Connection, image: Image, entered: bool) -> None:
     nbd = upgraded(client, image.url)
@@ -211,6 +217,7 @@ def test_end_of_the_ticket_ends_it(daemon: Daemon, client: Connection, image: Im
     assert client.is_closed()
 
 
+@needs(Trait.HERE)
 def test_it_is_one_of_the_connections_of_its_ticket(daemon: Daemon, client: Connection, image: Image) -> None:
     ticket = image.url.rpartition("/")[2]
     nbd = upgraded(client, image.url)
@@ -222,6 +229,7 @@ def test_it_is_one_of_the_connections_of_its_ticket(daemon: Daemon, client: Conn
     eventually(lambda: daemon.control("GET", f"/tickets/{ticket}").json()["connections"] == 0, "it is let go of")
 
 
+@needs(Trait.HERE)
 def test_client_that_leaves_harms_nobody(daemon: Daemon, client: Connection, image: Image) -> None:
     ticket = image.url.rpartition("/")[2]
     for entered in (False, True):
