@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..image.blockhash import DataBlock, Pieces
 from ..image.digests import Piece, new_digests
-from ..runtime.background import NoThread
+from ..runtime.background import NoThread, settle
 from ..storage.backend import Backend
 from ..storage.buffers import Buffer, Slice
 from ..storage.operation import Operation
@@ -66,14 +66,8 @@ class Hashing:
 
 def _call(function: Callable[[], None], future: "Future[None]") -> None:
     """Call a function and set its future, unless that was cancelled before."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        function()
-    except BaseException as e:  # noqa: BLE001 - raised again by future.result()
-        future.set_exception(e)
-    else:
-        future.set_result(None)
+    if future.set_running_or_notify_cancel():
+        settle(future, function)
 
 
 async def hash_blocks(

@@ -33,6 +33,14 @@ class NoThread(Unavailable):
         super().__init__("There is no thread for the request now")
 
 
+def settle(future: "Future[_T]", function: Callable[[], _T]) -> None:
+    """Call a function, and set its result or its exception in a future that is running."""
+    try:
+        future.set_result(function())
+    except BaseException as e:  # noqa: BLE001 - raised again by future.result()
+        future.set_exception(e)
+
+
 def start_thread(function: Callable[[], _T]) -> "Future[_T]":
     """Call a blocking function in a new thread, which does not hold up the end of the process.
 
@@ -40,15 +48,8 @@ def start_thread(function: Callable[[], _T]) -> "Future[_T]":
     """
     future: Future[_T] = Future()
     future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as e:  # noqa: BLE001 - raised again by future.result()
-            future.set_exception(e)
-
     try:
-        threading.Thread(target=run, name="blocking", daemon=True).start()
+        threading.Thread(target=settle, args=(future, function), name="blocking", daemon=True).start()
     except RuntimeError as e:
         tell_lack(str(e))
         future.set_exception(NoThread())

@@ -272,6 +272,14 @@ async def test_export_that_two_tickets_may_write_is_one_image_whatever_its_size(
         await records.close(writer)
 
 
+async def old_journal(records: DurableRecords, open_image: Open, journals: Path) -> Path:
+    """Make a journal that is not in use, and as old as can be."""
+    await records.close(await open_image("a"))
+    (journal,) = journals.iterdir()
+    os.utime(journal, (0, 0))
+    return journal
+
+
 async def test_old_journals_are_removed_while_the_daemon_runs(
     records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,10 +299,8 @@ async def test_old_journals_are_removed_while_the_daemon_runs(
 async def test_old_journal_whose_record_is_opened_while_it_is_removed_stays(
     records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    journal = await old_journal(records, open_image, journals)
     monkeypatch.setattr(durable_records, "TIDY_INTERVAL", 0)
-    await records.close(await open_image("a"))
-    (journal,) = journals.iterdir()
-    os.utime(journal, (0, 0))
     found, go_on, tidy = threading.Event(), threading.Event(), durable_records._tidy
 
     def tidy_slowly(directory: int, remove: durable_records.Remove) -> None:
@@ -341,10 +347,8 @@ async def test_journals_that_cannot_be_removed_are_told(
 async def test_watch_goes_on_after_a_time_without_threads(
     records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    journal = await old_journal(records, open_image, journals)
     monkeypatch.setattr(durable_records, "TIDY_INTERVAL", 0)
-    await records.close(await open_image("a"))
-    (journal,) = journals.iterdir()
-    os.utime(journal, (0, 0))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         records.watch()
